@@ -1,0 +1,50 @@
+"""Token ids in, token ids out. This face is light: importing it loads no torch.
+
+The other door is `engine.build`, which loads models; only the command line uses it.
+"""
+
+from engine.api import (
+    ContextKVMode,
+    ContextKVStatus,
+    EngineClient,
+    EngineInfo,
+    EngineSnapshot,
+    Finish,
+    FinishReason,
+    Request,
+    SamplingParams,
+    SpeculationStats,
+    StopScanner,
+    TokenEvent,
+)
+from engine.config import EngineConfig
+from engine.errors import (
+    EngineBusy,
+    EngineDead,
+    EngineDraining,
+    EngineError,
+    LoadError,
+    RequestRejected,
+)
+
+__all__ = [
+    "ContextKVMode",
+    "ContextKVStatus",
+    "EngineBusy",
+    "EngineClient",
+    "EngineConfig",
+    "EngineDead",
+    "EngineDraining",
+    "EngineError",
+    "EngineInfo",
+    "EngineSnapshot",
+    "Finish",
+    "FinishReason",
+    "LoadError",
+    "Request",
+    "RequestRejected",
+    "SamplingParams",
+    "SpeculationStats",
+    "StopScanner",
+    "TokenEvent",
+]

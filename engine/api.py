@@ -1,0 +1,201 @@
+"""The engine's face: what goes in, what comes out. Importing it loads no torch."""
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal, Protocol
+
+ContextKVMode = Literal["auto", "on", "off"]
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. Every request ends exactly once, with one of these."""
+
+    STOP = "stop"  # a stop token, the end-of-sequence token or a stop string
+    LENGTH = "length"  # max_new_tokens, or the context limit
+    ABORT = "abort"  # cancelled by the caller
+
+
+class StopScanner(Protocol):
+    """Looks for a stop in text, on behalf of an engine that knows only ids.
+
+    Made by the server for one request (and one choice) and used by one sequence.
+    """
+
+    def feed(self, token_id: int) -> str | None:
+        """Take the next committed token; the stop string that it completes, if any."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn. The defaults are plain greedy decoding.
+
+    Filters apply in transformers' order: temperature, top_k, top_p, min_p.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int = -1  # -1 is off
+    top_p: float = 1.0  # (0, 1]; 1 is off
+    min_p: float = 0.0  # [0, 1]; 0 is off
+    seed: int | None = None  # None: a fresh one, drawn at admission
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a caller asks; never changes."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams = SamplingParams()
+    stop_scanner: StopScanner | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """What became of one request's draft blocks.
+
+    accept_counts[a] is the number of rounds in which exactly `a` draft tokens stood (bonus
+    excluded); a round is a target pass that verified at least one draft token.
+    """
+
+    accept_counts: tuple[int, ...] = ()
+    num_draft_tokens: int = 0
+
+    @property
+    def num_rounds(self) -> int:
+        return sum(self.accept_counts)
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(a * rounds for a, rounds in enumerate(self.accept_counts))
+
+    @property
+    def mean_accept_length(self) -> float:
+        """Tokens committed per round, bonus included; 0.0 before the first round."""
+        return 1 + self.num_accepted / self.num_rounds if self.num_rounds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a request.
+
+    matched is the stop that ended it: a token id, a stop string, or None.
+    """
+
+    reason: FinishReason
+    matched: int | str | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    speculation: SpeculationStats
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """Tokens that a step committed for one request; the last event carries `finish`.
+
+    token_ids includes the token that completes a stop; it may be empty in an abort's event.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContextKVStatus:
+    """Which path writes the draft's context keys and values, and why.
+
+    path is "none" without a draft. `reason` says why the per-layer path is active, else None.
+    """
+
+    mode: ContextKVMode
+    path: Literal["stacked", "per_layer", "none"]
+    reason: str | None
+    stacked_bytes: int  # extra memory that the stacked form costs
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """Counters since start and gauges of now; taken between steps.
+
+    Seconds are sums over steps, split by stage: plan, draft, verify, commit, context.
+    """
+
+    num_steps: int = 0
+    num_rounds: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    finished: Mapping[str, int] = field(default_factory=dict)
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    num_running: int = 0
+    num_waiting: int = 0
+    num_pages: int = 0
+    num_used_pages: int = 0
+    num_cached_pages: int = 0
+    seconds_since_progress: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the engine is, resolved at start. `details` is JSON-ready and for people."""
+
+    served_max_len: int  # tokens, prompt and output together
+    vocab_size: int
+    block_size: int  # draft tokens a round; 0 without a draft
+    eos_token_ids: tuple[int, ...]
+    details: Mapping[str, object] = field(default_factory=dict)
+
+
+class EngineClient(Protocol):
+    """All that the server knows of the engine."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+        """Stream a request to its one event with a finish. Closing early cancels it.
+
+        Raises RequestRejected, EngineBusy or EngineDraining before the first event, and
+        EngineDead at any time.
+        """
+        ...
+
+    def is_healthy(self) -> bool:
+        """False once the step loop has stopped."""
+        ...
+
+    async def abort(self, request_id: str | None) -> int:
+        """End one request (all of them for None) with reason ABORT; how many were found."""
+        ...
+
+    async def set_context_kv(self, mode: ContextKVMode) -> ContextKVStatus:
+        """Switch the context writer between steps.
+
+        Raises RequestRejected when `on` is asked for and the stacked form cannot hold.
+        """
+        ...
+
+    async def context_kv_status(self) -> ContextKVStatus: ...
+
+    async def flush_cache(self) -> int:
+        """Forget every cached page that no sequence holds; how many pages that freed."""
+        ...
+
+    async def snapshot(self) -> EngineSnapshot: ...
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests, let running ones finish; False if time ran out (the rest is aborted)."""
+        ...

@@ -1,0 +1,35 @@
+"""What `build_engine` needs to know, resolved from settings by the server. No torch here."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.api import ContextKVMode
+
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One frozen value; every field has the meaning of the setting of the same name."""
+
+    target: str  # folder or hub id
+    target_revision: str | None = None
+    dtype: DType = "auto"  # auto: float32 on CPU, bfloat16 on CUDA
+    device: Device = "auto"
+    trust_remote_code: bool = False
+    max_model_len: int | None = None  # tokens; None: the target's own limit
+    draft: str | None = None  # folder or hub id; None: no speculation
+    draft_revision: str | None = None
+    num_draft_tokens: int | None = None  # verified per round; None: the draft's block size
+    stacked_context_kv: ContextKVMode = "auto"
+    page_size: int = 16  # tokens
+    num_pages: int | None = None  # exactly this many, instead of a size in bytes
+    memory_gib: float = 1.0  # pool size on CPU
+    memory_fraction: float = 0.85  # of the device's memory, weights included, on CUDA
+    prefix_cache: bool = True
+    attention_backend: Literal["auto", "reference"] = "auto"
+    max_running_requests: int = 16
+    max_queued_requests: int = 256
+    prefill_chunk_tokens: int = 512
+    num_threads: int | None = None  # torch threads; None: the cores really available
