@@ -1,0 +1,14 @@
+"""Every test: shapes are checked at run time, one thread, one seed."""
+
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+# Modules whose jaxtyping signatures are checked; the hook must stand before their first import.
+install_import_hook(["kv_pool", "draft", "engine.batch", "engine.verify"], "beartype.beartype")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_one_seed() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
