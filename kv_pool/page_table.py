@@ -1,0 +1,55 @@
+"""Which pages hold one sequence's tokens. Integers only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Int64
+
+
+@dataclass(slots=True)
+class PageTable:
+    """Where one sequence's tokens live: logical position -> physical slot.
+
+    position   0  1  2  3 | 4  5  6  7 | 8  9
+    page           7      |     2      |   5          page_size = 4
+    slot      28 29 30 31 | 8  9 10 11 | 20 21
+
+    How many of the positions are true is not said here: the sequence's own length says it.
+    """
+
+    page_size: int  # tokens
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that fit into the pages."""
+        return len(self.pages) * self.page_size
+
+    def missing_pages(self, length: int) -> int:
+        """Pages to add so that `length` tokens fit."""
+        return max(0, self._num_pages(length) - len(self.pages))
+
+    def extend(self, pages: Sequence[int]) -> None:
+        self.pages.extend(pages)
+
+    def trim(self, length: int) -> list[int]:
+        """Drop the pages that `length` tokens do not need, and return them for release."""
+        keep = self._num_pages(length)
+        dropped = self.pages[keep:]
+        del self.pages[keep:]
+        return dropped
+
+    def slots(self, start: int, stop: int) -> Int64[np.ndarray, "N"]:
+        """Physical slots of the positions start .. stop - 1."""
+        assert 0 <= start <= stop <= self.num_slots, (
+            f"positions {start}..{stop} of a table with {self.num_slots} slots"
+        )
+        first = start // self.page_size
+        pages = np.asarray(self.pages[first : self._num_pages(stop)], dtype=np.int64)
+        positions = np.arange(start, stop)
+        offsets = positions % self.page_size
+        return pages[positions // self.page_size - first] * self.page_size + offsets
+
+    def _num_pages(self, length: int) -> int:
+        return -(-length // self.page_size)
