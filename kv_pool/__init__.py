@@ -1,12 +1,17 @@
+"""KV memory: pages of tokens, the tensors behind them, and attention over them.
 
 Knows integers and tensors; never a request, a model or a setting.
 """
 
+from kv_pool.attention import AttentionBackend, AttentionPlan, ReferenceAttention
 from kv_pool.page_table import PageTable
 from kv_pool.pool import KVPool, KVShape
 
 __all__ = [
+    "AttentionBackend",
+    "AttentionPlan",
     "KVPool",
     "KVShape",
     "PageTable",
+    "ReferenceAttention",
 ]

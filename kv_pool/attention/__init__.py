@@ -1,0 +1,6 @@
+"""Attention over paged keys and values: one signature, several backends."""
+
+from kv_pool.attention.backend import AttentionBackend, AttentionPlan
+from kv_pool.attention.reference import ReferenceAttention
+
+__all__ = ["AttentionBackend", "AttentionPlan", "ReferenceAttention"]
