@@ -4,6 +4,8 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
+pytest_plugins = ["tests.fixtures_demo"]
+
 # Modules whose jaxtyping signatures are checked; the hook must stand before their first import.
 install_import_hook(["kv_pool", "draft", "engine.batch", "engine.verify"], "beartype.beartype")
 

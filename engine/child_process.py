@@ -1,0 +1,51 @@
+"""Run a program quietly beside the caller, who shows progress meanwhile."""
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+_TICK_SECONDS = 0.2
+
+
+class ChildFailed(Exception):
+    """The program ended with an error; the message is the last line that it wrote."""
+
+
+def run_child(
+    command: Sequence[str], *, tick: Callable[[], None], extra_env: Mapping[str, str] | None = None
+) -> None:
+    """Run `command` to its end, calling `tick` about five times a second.
+
+    Its output is kept from the terminal. It never outlives the caller's interest: whatever `tick`
+    raises (an interrupt, say) ends it first. Raises ChildFailed, or OSError if it cannot start.
+    """
+    with tempfile.TemporaryFile() as output:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(extra_env or {})},
+        )
+        try:
+            while child.poll() is None:
+                tick()
+                time.sleep(_TICK_SECONDS)
+        finally:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+        if child.returncode != 0:
+            output.seek(0)
+            raise ChildFailed(_last_line(output.read(), child.returncode))
+
+
+def _last_line(output: bytes, returncode: int) -> str:
+    """The line a person would quote: the last one with text, or the exit status."""
+    lines = [line.strip() for line in output.decode(errors="replace").splitlines()]
+    said = [line for line in lines if line]
+    if said:
+        return said[-1]
+    return f"ended with status {returncode} and said nothing"
