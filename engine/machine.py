@@ -1,0 +1,160 @@
+"""What this machine really gives: cores, memory, accelerator. Importing this loads no torch.
+
+A container may see all cores of its host and be allowed two. What counts is the smaller of the
+scheduler's affinity mask and the control group's quota; for memory likewise.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+_CPU_INFO = Path("/proc/cpuinfo")
+_MEMORY_INFO = Path("/proc/meminfo")
+_UNLIMITED = 1 << 60  # version 1 says "no limit" with a number near 2**63
+_CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd")
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupLimits:
+    """What the control groups of this process allow; None is no limit."""
+
+    cores: float | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cuda:
+    """What torch finds. `missing` says why there is no device, else None."""
+
+    device_names: tuple[str, ...]
+    memory_bytes: tuple[int, ...]
+    missing: str | None
+
+
+def available_cores() -> int:
+    """Cores that this process may really use, at least 1."""
+    allowed = affinity_cores()
+    quota = cgroup_limits().cores
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+def affinity_cores() -> int:
+    """Cores in the scheduler's mask (all of them where the system has no mask)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def available_memory_bytes() -> int | None:
+    """Bytes that can be taken without pushing anybody out; None where nobody can tell."""
+    free = _memory_info("MemAvailable")
+    limit = cgroup_limits().memory_bytes
+    known = [value for value in (free, limit) if value is not None]
+    return min(known) if known else None
+
+
+def total_memory_bytes() -> int | None:
+    return _memory_info("MemTotal")
+
+
+def cgroup_limits(*, root: Path = _CGROUP_ROOT, membership: Path = _OWN_CGROUPS) -> CgroupLimits:
+    """The tightest limits on the way from this process's control groups to the root."""
+    cores: list[float] = []
+    memory: list[int] = []
+    for folder in _own_folders(root, membership):
+        cores.extend(_cores_allowed(folder))
+        memory.extend(_memory_allowed(folder))
+    return CgroupLimits(min(cores, default=None), min(memory, default=None))
+
+
+def cpu_name() -> str:
+    """The processor's own name, as far as the system tells."""
+    return _cpu_field("model name") or platform.processor() or platform.machine()
+
+
+def cpu_features() -> tuple[str, ...]:
+    """Instruction sets that matter for matrix products."""
+    found = (_cpu_field("flags") or _cpu_field("Features") or "").split()
+    return tuple(feature for feature in _CPU_FEATURES if feature in found)
+
+
+def installed_version(distribution: str) -> str | None:
+    """Version of an installed package, without importing it."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def find_cuda() -> Cuda:
+    """Ask torch for CUDA devices; loads torch."""
+    if importlib.util.find_spec("torch") is None:
+        return Cuda((), (), "torch is not installed")
+    import torch
+
+    if torch.version.cuda is None:
+        return Cuda((), (), "this build of torch has no CUDA")
+    if not torch.cuda.is_available():
+        return Cuda((), (), "torch finds no CUDA device or driver")
+    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return Cuda(tuple(d.name for d in devices), tuple(d.total_memory for d in devices), None)
+
+
+def _own_folders(root: Path, membership: Path) -> Iterator[Path]:
+    """Folders of this process's groups and of those above them, versions 2 and 1."""
+    for line in _lines(membership):
+        _, controllers, path = line.split(":", 2)
+        top = root if controllers == "" else root / controllers
+        folder = top / path.lstrip("/")
+        yield folder
+        yield from (above for above in folder.parents if above == top or top in above.parents)
+
+
+def _cores_allowed(folder: Path) -> Iterator[float]:
+    words = _first_line(folder / "cpu.max").split()  # version 2: "QUOTA PERIOD" or "max PERIOD"
+    if len(words) == 2 and words[0] != "max":
+        yield int(words[0]) / int(words[1])
+    quota = _first_line(folder / "cpu.cfs_quota_us")  # version 1: -1 is no limit
+    period = _first_line(folder / "cpu.cfs_period_us")
+    if quota and period and int(quota) > 0:
+        yield int(quota) / int(period)
+
+
+def _memory_allowed(folder: Path) -> Iterator[int]:
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        text = _first_line(folder / name)
+        if text.isdigit() and int(text) < _UNLIMITED:
+            yield int(text)
+
+
+def _memory_info(field: str) -> int | None:
+    for line in _lines(_MEMORY_INFO):
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _cpu_field(field: str) -> str | None:
+    for line in _lines(_CPU_INFO):
+        name, _, value = line.partition(":")
+        if name.strip() == field:
+            return value.strip()
+    return None
+
+
+def _first_line(file: Path) -> str:
+    return next(iter(_lines(file)), "")
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []

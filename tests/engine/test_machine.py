@@ -1,0 +1,61 @@
+"""Cores and memory are what the process is allowed, not what the host has."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine import machine
+from engine.machine import CgroupLimits, available_cores, cgroup_limits
+
+
+def write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text + "\n")
+
+
+def test_a_quota_on_any_group_above_counts(tmp_path: Path) -> None:
+    root, membership = tmp_path / "cgroup", tmp_path / "self"
+    write(membership, "0::/pod/container")
+    write(root / "pod" / "cpu.max", "150000 100000")
+    write(root / "pod" / "container" / "cpu.max", "max 100000")
+    write(root / "pod" / "container" / "memory.max", "1073741824")
+    write(root / "memory.max", "max")
+    assert cgroup_limits(root=root, membership=membership) == CgroupLimits(1.5, 1 << 30)
+
+
+def test_the_first_version_of_control_groups_is_understood(tmp_path: Path) -> None:
+    root, membership = tmp_path / "cgroup", tmp_path / "self"
+    write(membership, "4:cpu,cpuacct:/job\n3:memory:/job")
+    write(root / "cpu,cpuacct" / "job" / "cpu.cfs_quota_us", "200000")
+    write(root / "cpu,cpuacct" / "job" / "cpu.cfs_period_us", "100000")
+    write(root / "memory" / "job" / "memory.limit_in_bytes", "2147483648")
+    assert cgroup_limits(root=root, membership=membership) == CgroupLimits(2.0, 2 << 30)
+
+
+def test_no_limit_is_none(tmp_path: Path) -> None:
+    root, membership = tmp_path / "cgroup", tmp_path / "self"
+    write(membership, "4:cpu:/\n0::/")
+    write(root / "cpu" / "cpu.cfs_quota_us", "-1")
+    write(root / "memory.limit_in_bytes", str((1 << 63) - 4096))
+    assert cgroup_limits(root=root, membership=membership) == CgroupLimits(None, None)
+    assert cgroup_limits(root=root, membership=tmp_path / "absent") == CgroupLimits(None, None)
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(None, 8), (2.5, 2), (0.5, 1), (64.0, 8)])
+def test_available_cores_are_the_smaller_of_mask_and_quota(
+    quota: float | None, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "affinity_cores", lambda: 8)
+    monkeypatch.setattr(machine, "cgroup_limits", lambda: CgroupLimits(quota, None))
+    assert available_cores() == cores
+
+
+def test_a_version_is_known_without_importing_the_package() -> None:
+    script = (
+        "import sys; from engine.machine import installed_version; "
+        "assert installed_version('torch') and not installed_version('no-such-thing'); "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
