@@ -3,6 +3,7 @@
 Knows integers and tensors; never a request, a model or a setting.
 """
 
+from kv_pool.allocator import OutOfPages, PageAllocator
 from kv_pool.attention import AttentionBackend, AttentionPlan, ReferenceAttention
 from kv_pool.page_table import PageTable
 from kv_pool.pool import KVPool, KVShape
@@ -12,6 +13,8 @@ __all__ = [
     "AttentionPlan",
     "KVPool",
     "KVShape",
+    "OutOfPages",
+    "PageAllocator",
     "PageTable",
     "ReferenceAttention",
 ]
