@@ -5,6 +5,7 @@ Knows integers and tensors; never a request, a model or a setting.
 
 from kv_pool.allocator import OutOfPages, PageAllocator
 from kv_pool.attention import AttentionBackend, AttentionPlan, ReferenceAttention
+from kv_pool.page_pool import PagePool
 from kv_pool.page_table import PageTable
 from kv_pool.pool import KVPool, KVShape
 
@@ -15,6 +16,7 @@ __all__ = [
     "KVShape",
     "OutOfPages",
     "PageAllocator",
+    "PagePool",
     "PageTable",
     "ReferenceAttention",
 ]
