@@ -1,0 +1,202 @@
+"""Sequences live random lives; what they read is what they wrote, and no page is lost.
+
+The keys and values of a token stand for all tokens up to it: a number given to each prefix when
+it is first seen. So a page that was shared wrongly, written by another, or handed out twice
+shows as a wrong number.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
+from torch import Tensor
+
+from kv_pool import KVPool, KVShape, OutOfPages, PagePool, PageTable
+
+NUM_PAGES = 9
+NUM_SCRATCH = 3  # slots reserved after the last token, and spoiled at every write
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
+
+
+@dataclass(eq=False)
+class Sequence:
+    table: PageTable
+    token_ids: list[int] = field(default_factory=list)  # all of them are in the pool
+
+
+class RandomLives(RuleBasedStateMachine):
+    sequences = Bundle("sequences")
+
+    @initialize(page_size=st.sampled_from([1, 2, 4]), prefix_cache=st.booleans())
+    def make_pool(self, page_size: int, prefix_cache: bool) -> None:
+        self.numbers: dict[tuple[int, ...], float] = {}
+        self.alive: list[Sequence] = []
+        self.pages = PagePool(num_pages=NUM_PAGES, page_size=page_size, prefix_cache=prefix_cache)
+        self.kv = KVPool(
+            num_pages=NUM_PAGES,
+            page_size=page_size,
+            target_shapes=[KVShape(1, 1, 1)],
+            target_dtype=torch.float32,
+            num_draft_layers=2,
+            draft_shape=KVShape(1, 1, 1),
+            device=torch.device("cpu"),
+        )
+
+    @rule(target=sequences, prompt_ids=TOKENS)
+    def start(self, prompt_ids: list[int]) -> object:
+        """A prompt; what is cached of it is not written again."""
+        found = self.pages.match_prefix(prompt_ids, max_tokens=len(prompt_ids) - 1)
+        num_cached = len(found) * self.pages.page_size
+        assert num_cached < len(prompt_ids)
+        seq = Sequence(PageTable(self.pages.page_size, found), prompt_ids[:num_cached])
+        self.assert_reads_what_was_written(seq)
+        self.alive.append(seq)
+        if self.write(seq, prompt_ids[num_cached:]):
+            return seq
+        self.end(seq)
+        return multiple()
+
+    @rule(seq=sequences, token_ids=TOKENS)
+    def extend(self, seq: Sequence, token_ids: list[int]) -> None:
+        self.write(seq, token_ids)
+
+    @rule(seq=sequences, data=st.data())
+    def rewind(self, seq: Sequence, data: st.DataObject) -> None:
+        length = data.draw(st.integers(0, len(seq.token_ids)))
+        del seq.token_ids[length:]
+        self.pages.release(seq.table.trim(length))
+
+    @rule(target=sequences, seq=sequences)
+    def fork(self, seq: Sequence) -> object:
+        """Share the full pages, copy the partial one."""
+        num_full = len(seq.token_ids) // self.pages.page_size
+        num_partial = bool(len(seq.token_ids) % self.pages.page_size)
+        copies = self.allocate(num_partial)
+        if copies is None:
+            return multiple()
+        shared = seq.table.pages[:num_full]
+        self.pages.retain(shared)
+        for copy in copies:
+            self.kv.copy_page(seq.table.pages[num_full], copy)
+        child = Sequence(PageTable(self.pages.page_size, shared + copies), list(seq.token_ids))
+        self.alive.append(child)
+        return child
+
+    @rule(seq=sequences)
+    def publish(self, seq: Sequence) -> None:
+        num_full = len(seq.token_ids) // self.pages.page_size
+        self.pages.publish(seq.token_ids, seq.table.pages[:num_full])
+
+    @rule(seq=consumes(sequences))
+    def free(self, seq: Sequence) -> None:
+        self.end(seq)
+
+    @rule()
+    def flush(self) -> None:
+        cached = self.pages.num_cached
+        assert self.pages.flush() == cached
+        assert self.pages.num_cached == 0
+
+    @invariant()
+    def every_sequence_reads_what_it_wrote(self) -> None:
+        for seq in self.alive:
+            self.assert_reads_what_was_written(seq)
+
+    @invariant()
+    def exactly_the_pages_in_tables_are_used(self) -> None:
+        held = {page for seq in self.alive for page in seq.table.pages}
+        assert self.pages.num_used == len(held)
+        assert self.pages.num_available == NUM_PAGES - len(held)
+
+    def teardown(self) -> None:
+        for seq in list(self.alive):
+            self.end(seq)
+        self.pages.flush()
+        assert sorted(self.pages.allocate(NUM_PAGES)) == list(range(NUM_PAGES))
+
+    def write(self, seq: Sequence, token_ids: list[int]) -> bool:
+        """Append tokens, and spoil the reserved slots after them as rejected drafts do."""
+        start, stop = len(seq.token_ids), len(seq.token_ids) + len(token_ids)
+        if not self.own_the_last_page(seq):
+            return False
+        added = self.allocate(seq.table.missing_pages(stop + NUM_SCRATCH))
+        if added is None:
+            return False
+        seq.table.extend(added)
+        seq.token_ids.extend(token_ids)
+        self.store(seq.table.slots(start, stop), self.expected(seq)[start:])
+        scratch = seq.table.slots(stop, stop + NUM_SCRATCH)
+        self.store(scratch, torch.full((NUM_SCRATCH,), float("nan")))
+        return True
+
+    def own_the_last_page(self, seq: Sequence) -> bool:
+        """Copy the page that the next token goes to, if others may read it."""
+        index, offset = divmod(len(seq.token_ids), self.pages.page_size)
+        if offset == 0 or not self.pages.is_shared(seq.table.pages[index]):
+            return True
+        copies = self.allocate(1)
+        if copies is None:
+            return False
+        (shared,) = seq.table.pages[index : index + 1]
+        self.kv.copy_page(shared, copies[0])
+        seq.table.pages[index] = copies[0]
+        self.pages.release([shared])
+        return True
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Pages that nobody holds; None exactly when too few are available, and then no change."""
+        before = self.pages.num_available, self.pages.num_used, self.pages.num_cached
+        try:
+            pages = self.pages.allocate(count)
+        except OutOfPages:
+            assert count > before[0]
+            assert before == (
+                self.pages.num_available,
+                self.pages.num_used,
+                self.pages.num_cached,
+            )
+            return None
+        assert len(set(pages)) == count
+        assert not set(pages) & {page for seq in self.alive for page in seq.table.pages}
+        return pages
+
+    def end(self, seq: Sequence) -> None:
+        self.alive.remove(seq)
+        self.pages.release(seq.table.pages)
+
+    def expected(self, seq: Sequence) -> Tensor:
+        ids = tuple(seq.token_ids)
+        prefixes = [ids[: i + 1] for i in range(len(ids))]
+        numbers = [self.numbers.setdefault(p, float(len(self.numbers))) for p in prefixes]
+        return torch.tensor(numbers, dtype=torch.float32)
+
+    def store(self, slots: np.ndarray, numbers: Tensor) -> None:
+        """Different numbers in every storage, so that none can stand for another."""
+        where, kv = torch.from_numpy(slots), numbers.view(-1, 1, 1)
+        self.kv.write_target(0, where, kv, kv + 1000)
+        self.kv.write_draft(where, torch.stack([kv + 2000, kv + 3000]), torch.stack([kv, -kv]))
+
+    def assert_reads_what_was_written(self, seq: Sequence) -> None:
+        slots = torch.from_numpy(seq.table.slots(0, len(seq.token_ids)))
+        numbers = self.expected(seq)
+        assert torch.equal(self.kv.target_keys(0)[slots].flatten(), numbers)
+        assert torch.equal(self.kv.target_values(0)[slots].flatten(), numbers + 1000)
+        assert torch.equal(self.kv.draft_keys[0, slots].flatten(), numbers + 2000)
+        assert torch.equal(self.kv.draft_keys[1, slots].flatten(), numbers + 3000)
+        assert torch.equal(self.kv.draft_values[0, slots].flatten(), numbers)
+        assert torch.equal(self.kv.draft_values[1, slots].flatten(), -numbers)
+
+
+TestRandomLives = RandomLives.TestCase
+TestRandomLives.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
