@@ -197,5 +197,8 @@ class EngineClient(Protocol):
     async def snapshot(self) -> EngineSnapshot: ...
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests, let running ones finish; False if time ran out (the rest is aborted)."""
+        """Refuse new requests and let running ones finish.
+
+        False if time ran out; what still ran was aborted.
+        """
         ...

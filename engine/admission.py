@@ -1,0 +1,70 @@
+"""Whether a request can be served at all; asked before it costs anything."""
+
+from dataclasses import dataclass
+
+from engine.api import Request
+from engine.errors import RequestRejected
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may ask of this engine."""
+
+    max_len: int  # tokens, prompt and output together
+    vocab_size: int
+    pool_tokens: int  # tokens that fit into the whole pool
+    scratch_tokens: int  # slots that a round needs behind the anchor, besides the anchor's own
+
+
+def check_request(request: Request, limits: Limits) -> None:
+    """Raise RequestRejected, naming the field, for a request that could never be served."""
+    params = request.params
+    num_prompt = len(request.prompt_ids)
+    if num_prompt == 0:
+        raise RequestRejected("prompt is empty; at least one token is needed", param="prompt")
+    wrong = next((t for t in request.prompt_ids if not 0 <= t < limits.vocab_size), None)
+    if wrong is not None:
+        raise RequestRejected(
+            f"prompt holds token id {wrong}; accepted are 0 to {limits.vocab_size - 1}",
+            param="prompt",
+        )
+    if num_prompt >= limits.max_len:
+        raise RequestRejected(
+            f"this model's maximum context length is {limits.max_len} tokens, prompt and output "
+            f"together; the prompt has {num_prompt} tokens",
+            param="prompt",
+        )
+    if params.max_new_tokens < 1:
+        raise RequestRejected(
+            f"max_new_tokens is {params.max_new_tokens}; accepted is 1 or more",
+            param="max_new_tokens",
+        )
+    if num_prompt + params.max_new_tokens > limits.max_len:
+        raise RequestRejected(
+            f"this model's maximum context length is {limits.max_len} tokens, prompt and output "
+            f"together; the prompt has {num_prompt} tokens, so max_new_tokens can be at most "
+            f"{limits.max_len - num_prompt}, found {params.max_new_tokens}",
+            param="max_new_tokens",
+        )
+    needed = num_prompt + params.max_new_tokens + limits.scratch_tokens
+    if needed > limits.pool_tokens:
+        raise RequestRejected(
+            f"prompt of {num_prompt} tokens and max_new_tokens={params.max_new_tokens} need "
+            f"{needed} tokens of KV memory with the draft's scratch; the whole pool holds "
+            f"{limits.pool_tokens}: lower max_new_tokens or give the server more KV memory",
+            param="max_new_tokens",
+        )
+    _check_sampling(request)
+
+
+def _check_sampling(request: Request) -> None:
+    params = request.params
+    rules = (
+        ("temperature", params.temperature, params.temperature >= 0, "0 or more"),
+        ("top_k", params.top_k, params.top_k == -1 or params.top_k >= 1, "-1 (off) or 1 and more"),
+        ("top_p", params.top_p, 0 < params.top_p <= 1, "above 0 and at most 1"),
+        ("min_p", params.min_p, 0 <= params.min_p <= 1, "0 to 1"),
+    )
+    for name, found, is_fine, accepted in rules:
+        if not is_fine:
+            raise RequestRejected(f"{name} is {found}; accepted is {accepted}", param=name)

@@ -1,0 +1,73 @@
+"""What a step will compute, decided on integers before any tensor exists."""
+
+from dataclasses import dataclass
+
+from engine.sequence import SequenceState
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """One sequence's share of a step: which of its tokens go through the target.
+
+        token_ids   0 ... start ........ stop-1 | drafts
+                          <- committed, no KV -> <- num_drafts guesses ->
+
+    A prompt chunk and a decode round are the same thing. A share that reaches the end of
+    token_ids commits at least one token; only a share that is the anchor alone brings drafts.
+    """
+
+    seq: SequenceState
+    start: int  # first position to compute; keys and values before it are in the pool
+    stop: int  # one past the last committed position to compute
+    num_drafts: int  # draft tokens verified behind the anchor
+    samples: bool  # whether the share reaches the end of what is committed, and decides a token
+
+    @property
+    def num_committed(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_committed + self.num_drafts
+
+    @property
+    def kv_len(self) -> int:
+        """Keys and values to attend to, this step's own included."""
+        return self.stop + self.num_drafts
+
+    @property
+    def num_logit_rows(self) -> int:
+        return self.num_drafts + 1 if self.samples else 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The shares of one step, oldest request first."""
+
+    shares: tuple[SequenceStep, ...]
+
+    @property
+    def drafting(self) -> tuple[SequenceStep, ...]:
+        return tuple(share for share in self.shares if share.num_drafts > 0)
+
+    @property
+    def sampling(self) -> tuple[SequenceStep, ...]:
+        return tuple(share for share in self.shares if share.samples)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(share.num_rows for share in self.shares)
+
+    def __bool__(self) -> bool:
+        return bool(self.shares)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What the target decided for one sampling share.
+
+    new_ids holds the accepted draft tokens and then the bonus token; a stop may still cut it.
+    """
+
+    share: SequenceStep
+    new_ids: tuple[int, ...]

@@ -1,0 +1,303 @@
+"""Which tokens go next: admission, page budget, preemption. Integers only, no tensors.
+
+The scheduler is the only writer of SequenceState. There is no prefill phase and no decode
+phase: a sequence has committed tokens without keys and values, and catches up.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.admission import Limits, check_request
+from engine.api import Finish, FinishReason, Request, TokenEvent
+from engine.errors import EngineBusy, RequestRejected
+from engine.plan import RoundResult, SequenceStep, StepPlan
+from engine.sequence import SequenceState
+from engine.stopping import stop_after
+from kv_pool import OutOfPages, PagePool, PageTable
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a step made final for one share, after the stop cut."""
+
+    share: SequenceStep
+    num_rows: int  # rows of the share whose keys and values are true now
+    event: TokenEvent | None
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+
+
+class Scheduler:
+    """Plans steps and writes down what they decided.
+
+    num_draft_tokens is the number verified per round, at most block_size; block_size is the
+    draft's own width, whose scratch slots every round reserves.
+    """
+
+    def __init__(
+        self,
+        *,
+        pages: PagePool,
+        limits: Limits,
+        eos_ids: frozenset[int],
+        block_size: int,
+        num_draft_tokens: int,
+        max_running: int,
+        max_queued: int,
+        prefill_chunk_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        assert num_draft_tokens <= block_size, (num_draft_tokens, block_size)
+        self._pages = pages
+        self._limits = limits
+        self._eos_ids = eos_ids
+        self._block_size = block_size
+        self._num_draft_tokens = num_draft_tokens
+        self._max_running = max_running
+        self._max_queued = max_queued
+        self._chunk = prefill_chunk_tokens
+        self._clock = clock
+        self._arrivals = 0
+        self._waiting: list[SequenceState] = []  # by arrival
+        self._running: list[SequenceState] = []  # by arrival
+        self._finished: list[SequenceState] = []  # since plan(); release() takes their pages
+        self.counters = SchedulerCounters()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._running and not self._waiting
+
+    # -- requests in and out ------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestRejected or EngineBusy; then nothing is kept."""
+        check_request(request, self._limits)
+        if any(s.request.request_id == request.request_id for s in self._all()):
+            raise RequestRejected(
+                f"request id {request.request_id!r} is in use; ids of running requests are unique",
+                param="rid",
+            )
+        if len(self._waiting) >= self._max_queued:
+            raise EngineBusy(
+                f"the queue is full: {len(self._waiting)} requests wait and "
+                f"{len(self._running)} run; try again later"
+            )
+        seed = request.params.seed
+        self._waiting.append(
+            SequenceState(
+                request=request,
+                arrival=self._arrivals,
+                seed=seed if seed is not None else secrets.randbits(63),
+                arrived_at=self._clock(),
+                table=PageTable(self._pages.page_size),
+                token_ids=list(request.prompt_ids),
+            )
+        )
+        self._arrivals += 1
+
+    def abort(self, request_id: str) -> Finish | None:
+        """End a request between two steps; its pages are free at once. None if unknown."""
+        for queue in (self._running, self._waiting):
+            for seq in queue:
+                if seq.request.request_id == request_id:
+                    queue.remove(seq)
+                    self._pages.release(seq.table.trim(0))
+                    return seq.finish(FinishReason.ABORT, None, self._clock())
+        return None
+
+    def request_ids(self) -> list[str]:
+        return [seq.request.request_id for seq in self._all()]
+
+    # -- one step -----------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan:
+        """Decide the next step's shares and make sure that their pages exist.
+
+        Older requests come first and take pages from younger ones when none are left, so the
+        oldest always moves.
+        """
+        shares: list[SequenceStep] = []
+        budget = self._chunk
+        preempted = False
+        for seq in tuple(self._running):
+            if seq not in self._running:
+                continue  # an older one took its pages in this very step
+            share = self._share(seq, budget)
+            if share is None:
+                continue
+            while not self._reserve(share):
+                preempted = True
+                victim = self._running[-1]
+                self._preempt(victim)
+                if victim is seq:
+                    break
+            else:
+                shares.append(share)
+                budget -= self._prefill_cost(share)
+        if not preempted:
+            shares.extend(self._admit(budget))
+        return StepPlan(tuple(shares))
+
+    def commit(self, plan: StepPlan, results: Sequence[RoundResult]) -> list[Committed]:
+        """Write down what the step decided; the stop cut happens here and nowhere else."""
+        by_share = {id(result.share): result for result in results}
+        return [self._commit_share(share, by_share.get(id(share))) for share in plan.shares]
+
+    def release(self, plan: StepPlan) -> None:
+        """After the context write: full pages become shareable, finished sequences let go."""
+        for share in plan.shares:
+            self._publish(share.seq)
+        for seq in self._finished:
+            self._pages.release(seq.table.trim(0))
+        self._finished.clear()
+
+    # -- planning -----------------------------------------------------------------------------
+
+    def _share(self, seq: SequenceState, budget: int) -> SequenceStep | None:
+        if seq.kv_len < seq.catch_up_len:
+            if budget <= 0:
+                return None
+            stop = min(seq.catch_up_len, seq.kv_len + budget)
+            reaches_end = stop == len(seq.token_ids)
+            return SequenceStep(
+                seq=seq, start=seq.kv_len, stop=stop, num_drafts=0, samples=reaches_end
+            )
+        return SequenceStep(
+            seq=seq,
+            start=seq.anchor_position,
+            stop=len(seq.token_ids),
+            # A round commits up to num_drafts + 1 tokens. The cap depends on the sequence's own
+            # lengths alone, so it says nothing about what the drafts are.
+            num_drafts=min(self._num_draft_tokens, seq.num_remaining - 1),
+            samples=True,
+        )
+
+    def _prefill_cost(self, share: SequenceStep) -> int:
+        return share.num_committed if share.start < share.seq.catch_up_len else 0
+
+    def _slots_needed(self, share: SequenceStep) -> int:
+        """Length that the page table must cover: the rows, and the draft's scratch block."""
+        if share.num_drafts == 0:
+            return share.stop
+        return share.start + max(self._block_size, share.num_drafts + 1)
+
+    def _reserve(self, share: SequenceStep) -> bool:
+        table = share.seq.table
+        missing = table.missing_pages(self._slots_needed(share))
+        if missing <= 0:
+            return True
+        try:
+            table.extend(self._pages.allocate(missing))
+        except OutOfPages:
+            return False
+        return True
+
+    def _admit(self, budget: int) -> list[SequenceStep]:
+        shares: list[SequenceStep] = []
+        while self._waiting and len(self._running) < self._max_running and budget > 0:
+            seq = self._waiting[0]
+            share = self._try_admit(seq, budget)
+            if share is None:
+                break
+            self._waiting.pop(0)
+            self._running.append(seq)
+            self._running.sort(key=lambda s: s.arrival)
+            shares.append(share)
+            budget -= self._prefill_cost(share)
+        return shares
+
+    def _try_admit(self, seq: SequenceState, budget: int) -> SequenceStep | None:
+        """Pages for all that is committed and one round, or nothing: no half admissions."""
+        hit = self._pages.match_prefix(seq.token_ids, max_tokens=len(seq.token_ids) - 1)
+        wanted = len(seq.token_ids) + self._block_size
+        seq.table.extend(hit)
+        if seq.table.missing_pages(wanted) > self._pages.num_available:
+            self._pages.release(seq.table.trim(0))
+            return None
+        seq.kv_len = len(hit) * self._pages.page_size
+        seq.num_published = len(hit)
+        if seq.admitted_at is None:
+            seq.admitted_at = self._clock()
+            seq.num_cached_tokens = seq.kv_len
+            self.counters.num_prompt_tokens += seq.num_prompt
+            self.counters.num_cached_tokens += seq.kv_len
+        share = self._share(seq, budget)
+        assert share is not None, (seq.kv_len, budget)
+        reserved = self._reserve(share)
+        assert reserved, "available pages were counted and then not to be had"
+        return share
+
+    def _preempt(self, seq: SequenceState) -> None:
+        """Take a sequence's pages; it computes them again when its turn comes."""
+        self._running.remove(seq)
+        self._pages.release(seq.table.trim(0))
+        seq.kv_len = 0
+        seq.num_published = 0
+        self._waiting.append(seq)
+        self._waiting.sort(key=lambda s: s.arrival)
+        self.counters.num_preemptions += 1
+
+    # -- writing down -------------------------------------------------------------------------
+
+    def _commit_share(self, share: SequenceStep, result: RoundResult | None) -> Committed:
+        seq = share.seq
+        if result is None:
+            seq.kv_len = share.stop
+            return Committed(share, share.num_rows, None)
+        new_ids, finish = self._append(seq, share, result.new_ids)
+        seq.kv_len = len(seq.token_ids) - 1
+        self.counters.num_output_tokens += len(new_ids)
+        if finish is None:
+            spare = seq.table.trim(len(seq.token_ids))
+            self._pages.release(spare)
+        else:
+            self._running.remove(seq)
+            self._finished.append(seq)
+        event = TokenEvent(seq.request.request_id, new_ids, finish)
+        return Committed(share, seq.kv_len - share.start, event)
+
+    def _append(
+        self, seq: SequenceState, share: SequenceStep, new_ids: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], Finish | None]:
+        """Commit ids up to the first stop; the round's statistics end there too."""
+        stop = None
+        kept = 0
+        for token_id in new_ids:
+            seq.token_ids.append(token_id)
+            kept += 1
+            stop = stop_after(seq, token_id, self._eos_ids)
+            if stop is not None:
+                break
+        now = self._clock()
+        if seq.first_token_at is None:
+            seq.first_token_at = now
+        if share.num_drafts > 0:
+            seq.record_round(share.num_drafts, kept - 1)
+        finish = seq.finish(stop[0], stop[1], now) if stop is not None else None
+        return new_ids[:kept], finish
+
+    def _publish(self, seq: SequenceState) -> None:
+        full = seq.kv_len // self._pages.page_size
+        if full > seq.num_published and full <= len(seq.table.pages):
+            num_tokens = full * self._pages.page_size
+            self._pages.publish(seq.token_ids[:num_tokens], seq.table.pages[:full])
+            seq.num_published = full
+
+    def _all(self) -> list[SequenceState]:
+        return self._running + self._waiting
