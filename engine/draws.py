@@ -1,0 +1,67 @@
+"""The sequences of a step that draw tokens, and the numbers that they draw with."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from draft import BlockSampling
+from engine.plan import StepPlan
+from engine.rng import Purpose, round_uniforms
+from engine.sampling import SamplingBatch, is_greedy
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """R sampling shares with a temperature; the others take the argmax.
+
+    Everything is decided at plan time, on the host, before a draft exists.
+    """
+
+    rows: Int[Tensor, " R"]  # which of plan.sampling draw
+    drafting: Int[Tensor, " Rd"]  # which of these R bring drafts
+    uniforms: Float[Tensor, "R K+1 3"]  # float64, last axis by Purpose
+    params: SamplingBatch
+    block: BlockSampling | None  # the drafter's part, for the Rd; None if nothing drafts
+
+
+def plan_draws(
+    plan: StepPlan, *, block_size: int, vocab_size: int, device: torch.device
+) -> Draws | None:
+    """None when the whole step is greedy."""
+    sampling = plan.sampling
+    rows = [i for i, s in enumerate(sampling) if not is_greedy(s.seq.request.params)]
+    if not rows:
+        return None
+    uniforms = torch.from_numpy(
+        np.stack(
+            [
+                round_uniforms(
+                    sampling[i].seq.seed,
+                    choice=0,
+                    anchor_position=sampling[i].seq.anchor_position,
+                    num_positions=block_size + 1,
+                )
+                for i in rows
+            ]
+        )
+    ).to(device)
+    drafting = [r for r, i in enumerate(rows) if sampling[i].num_drafts > 0]
+    drafting_rows = torch.tensor(drafting, dtype=torch.long, device=device)
+    params = [sampling[i].seq.request.params for i in rows]
+    block_rows = {id(share): b for b, share in enumerate(plan.drafting)}
+    return Draws(
+        rows=torch.tensor(rows, device=device),
+        drafting=drafting_rows,
+        uniforms=uniforms,
+        params=SamplingBatch.of(params, vocab_size=vocab_size, device=device),
+        block=BlockSampling(
+            rows=torch.tensor([block_rows[id(sampling[rows[r]])] for r in drafting], device=device),
+            temperatures=torch.tensor([params[r].temperature for r in drafting], device=device),
+            uniforms=uniforms[drafting_rows, :block_size, Purpose.DRAFT],
+        )
+        if drafting
+        else None,
+    )

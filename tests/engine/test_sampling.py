@@ -1,0 +1,68 @@
+"""The processed distribution is transformers' own, filter by filter."""
+
+import itertools
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from engine import SamplingParams
+from engine.sampling import SamplingBatch, is_greedy, target_probs
+
+VOCAB = 97
+
+
+def _by_transformers(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
+    if params.top_k > 0:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    if params.min_p > 0:
+        warpers.append(MinPLogitsWarper(params.min_p))
+    return torch.softmax(warpers(torch.zeros(1, 1), logits), -1)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "min_p"),
+    [*itertools.product([0.3, 1.0, 1.7], [-1, 2, 20, 5000], [1.0, 0.9, 0.2], [0.0, 0.1])],
+)
+def test_filters_mean_what_they_mean_in_transformers(
+    temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    logits = 4 * torch.randn(3, VOCAB)
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    batch = SamplingBatch.of([params], vocab_size=VOCAB, device=torch.device("cpu"))
+    found = target_probs(logits[None], batch)[0]
+    clipped = SamplingParams(
+        temperature=temperature, top_k=min(top_k, VOCAB), top_p=top_p, min_p=min_p
+    )
+    torch.testing.assert_close(found, _by_transformers(logits, clipped), atol=1e-6, rtol=1e-5)
+
+
+def test_a_sequence_is_processed_by_its_own_parameters_whoever_is_beside_it() -> None:
+    logits = 3 * torch.randn(3, 2, VOCAB)
+    params = [
+        SamplingParams(temperature=0.5, top_k=3),
+        SamplingParams(temperature=1.5, top_p=0.5),
+        SamplingParams(temperature=1.0, min_p=0.2),
+    ]
+    device = torch.device("cpu")
+    together = target_probs(logits, SamplingBatch.of(params, vocab_size=VOCAB, device=device))
+    for i, each in enumerate(params):
+        alone = target_probs(
+            logits[i : i + 1], SamplingBatch.of([each], vocab_size=VOCAB, device=device)
+        )
+        torch.testing.assert_close(together[i : i + 1], alone)
+
+
+def test_no_temperature_and_one_candidate_are_greedy() -> None:
+    assert is_greedy(SamplingParams(temperature=0.0))
+    assert is_greedy(SamplingParams(temperature=1.0, top_k=1))
+    assert not is_greedy(SamplingParams(temperature=1.0, top_k=2))
