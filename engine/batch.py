@@ -1,0 +1,172 @@
+"""A plan as flat tensors: T tokens of B sequences in one row, ragged, without padding."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from draft import BlockRequest, BlockSampling, DraftBlock
+from engine.plan import SequenceStep, StepPlan
+from engine.upload import IntArray, upload
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleBatch:
+    """What the target computes in a step.
+
+    The rows of share b are query_lens[b] consecutive ones; logits are computed for logit_rows
+    only. verify_rows turns the packed logits of the sampling shares into a rectangle: entry
+    [b, i] is the row that decides the token after draft token i - 1, and columns past
+    num_drafts[b] repeat the last one.
+    """
+
+    token_ids: Int[Tensor, " T"]
+    positions: Int[Tensor, " T"]
+    slot_mapping: Int[Tensor, " T"]  # where each token's keys and values go
+    logit_rows: Int[Tensor, " R"]
+    verify_rows: Int[Tensor, "Bs K+1"]
+    num_drafts: Int[Tensor, " Bs"]
+    draft_ids: Int[Tensor, "Bs K"]  # zeros where a sampling share brings no draft
+    query_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    page_tables: tuple[Sequence[int], ...]
+
+
+def build_batch(plan: StepPlan, block: DraftBlock | None, *, device: torch.device) -> ScheduleBatch:
+    """Flatten a plan and the draft tokens that its shares verify.
+
+    The draft ids stay on the device: they are put into their rows by one indexed store.
+    """
+    shares = plan.shares
+    starts = _offsets([share.num_rows for share in shares])
+    tokens, positions, slots = _rows(shares)
+    logit_rows = _concat(
+        np.arange(at + share.num_rows - share.num_logit_rows, at + share.num_rows)
+        for at, share in zip(starts, shares, strict=True)
+        if share.samples
+    )
+    width = max((share.num_drafts for share in shares), default=0)
+    draft_rows, draft_sources, sampling_rows = _draft_indices(plan, starts, block)
+    num_drafts = np.array([s.num_drafts for s in plan.sampling], dtype=np.int64)
+    (
+        token_ids,
+        positions_t,
+        slot_mapping,
+        logit_rows_t,
+        verify_rows,
+        num_drafts_t,
+        draft_rows_t,
+        draft_sources_t,
+        sampling_rows_t,
+    ) = upload(
+        [
+            tokens,
+            positions,
+            slots,
+            logit_rows,
+            _verify_rows(plan.sampling, width),
+            num_drafts,
+            draft_rows,
+            draft_sources,
+            sampling_rows,
+        ],
+        device,
+    )
+    draft_ids = torch.zeros(len(plan.sampling), width, dtype=torch.long, device=device)
+    if block is not None:
+        token_ids[draft_rows_t] = block.draft_ids.flatten()[draft_sources_t]
+        draft_ids[sampling_rows_t] = block.draft_ids[:, :width]
+    return ScheduleBatch(
+        token_ids=token_ids,
+        positions=positions_t,
+        slot_mapping=slot_mapping,
+        logit_rows=logit_rows_t,
+        verify_rows=verify_rows,
+        num_drafts=num_drafts_t,
+        draft_ids=draft_ids,
+        query_lens=tuple(share.num_rows for share in shares),
+        kv_lens=tuple(share.kv_len for share in shares),
+        page_tables=tuple(share.seq.table.pages for share in shares),
+    )
+
+
+def build_block_request(
+    drafting: Sequence[SequenceStep],
+    sampling: BlockSampling | None,
+    *,
+    block_size: int,
+    device: torch.device,
+) -> BlockRequest:
+    """The draft's input: one anchor and one block's scratch slots per drafting share."""
+    anchors = np.array([share.seq.token_ids[-1] for share in drafting], dtype=np.int64)
+    positions = np.array([share.start for share in drafting], dtype=np.int64)
+    slots = np.stack([s.seq.table.slots(s.start, s.start + block_size) for s in drafting])
+    anchor_ids, anchor_positions, block_slots = upload([anchors, positions, slots], device)
+    return BlockRequest(
+        anchor_ids=anchor_ids,
+        anchor_positions=anchor_positions,
+        slots=block_slots,
+        page_tables=[share.seq.table.pages for share in drafting],
+        context_lens=[share.start for share in drafting],
+        sampling=sampling,
+    )
+
+
+def committed_rows(shares_and_counts: Sequence[tuple[SequenceStep, int]]) -> IntArray:
+    """Rows of the flat batch whose tokens are committed now: the first `count` of each share."""
+    starts = _offsets([share.num_rows for share, _ in shares_and_counts])
+    return _concat(
+        np.arange(at, at + count) for at, (_, count) in zip(starts, shares_and_counts, strict=True)
+    )
+
+
+def _rows(shares: Sequence[SequenceStep]) -> tuple[IntArray, IntArray, IntArray]:
+    """Token ids (0 where a draft goes), positions and slots of every row."""
+    tokens = _concat(
+        np.array(
+            s.seq.token_ids[s.start : s.stop] + [0] * s.num_drafts,
+            dtype=np.int64,
+        )
+        for s in shares
+    )
+    positions = _concat(np.arange(s.start, s.start + s.num_rows) for s in shares)
+    slots = _concat(s.seq.table.slots(s.start, s.start + s.num_rows) for s in shares)
+    return tokens, positions, slots
+
+
+def _draft_indices(
+    plan: StepPlan, starts: list[int], block: DraftBlock | None
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Where draft tokens go in the flat batch, where they come from, and whose they are."""
+    if block is None:
+        empty = np.zeros(0, dtype=np.int64)
+        return empty, empty, empty
+    block_size = block.draft_ids.shape[1]
+    with_start = [(at, s) for at, s in zip(starts, plan.shares, strict=True) if s.num_drafts > 0]
+    rows = _concat(np.arange(at + s.num_committed, at + s.num_rows) for at, s in with_start)
+    sources = _concat(
+        np.arange(b * block_size, b * block_size + s.num_drafts)
+        for b, (_, s) in enumerate(with_start)
+    )
+    whose = [i for i, share in enumerate(plan.sampling) if share.num_drafts > 0]
+    return rows, sources, np.array(whose, dtype=np.int64)
+
+
+def _verify_rows(sampling: Sequence[SequenceStep], width: int) -> IntArray:
+    rows = np.zeros((len(sampling), width + 1), dtype=np.int64)
+    starts = _offsets([share.num_logit_rows for share in sampling])
+    for b, (at, share) in enumerate(zip(starts, sampling, strict=True)):
+        rows[b] = at + np.minimum(np.arange(width + 1), share.num_drafts)
+    return rows
+
+
+def _offsets(lengths: list[int]) -> list[int]:
+    return [0, *np.cumsum(lengths[:-1]).tolist()] if lengths else []
+
+
+def _concat(arrays: Iterable[IntArray]) -> IntArray:
+    pieces = list(arrays)
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)

@@ -1,0 +1,75 @@
+"""From a folder or hub id to a draft that fits the target, or a clear refusal."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+
+from draft import (
+    DraftLoadError,
+    DSparkConfig,
+    DSparkNetwork,
+    TargetFacts,
+    load_network,
+    read_config,
+)
+from engine.config import EngineConfig
+from engine.errors import LoadError
+from engine.target_loading import LoadedTarget
+from kv_pool import KVShape
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft network and its canonical config."""
+
+    config: DSparkConfig
+    network: DSparkNetwork
+
+    @property
+    def kv_shape(self) -> KVShape:
+        return KVShape(self.config.num_kv_heads, self.config.head_dim, self.config.head_dim)
+
+
+def load_draft(config: EngineConfig, target: LoadedTarget, device: torch.device) -> LoadedDraft:
+    """Raises LoadError when the draft is not there or does not fit the target."""
+    assert config.draft is not None
+    folder = _resolve_folder(config.draft, config.draft_revision)
+    embedding = target.parts.embedding.weight
+    lm_head = target.parts.lm_head.weight
+    assert isinstance(embedding, torch.Tensor)
+    assert isinstance(lm_head, torch.Tensor)
+    facts = TargetFacts(
+        hidden_size=target.hidden_size,
+        num_layers=target.num_layers,
+        vocab_size=target.vocab_size,
+    )
+    try:
+        draft_config = read_config(folder, target=facts)
+        network = load_network(
+            folder,
+            draft_config,
+            embedding=embedding,
+            lm_head=lm_head,
+            dtype=target.dtype,
+            device=device,
+            max_positions=target.max_len + draft_config.block_size,
+        )
+    except DraftLoadError as error:
+        raise LoadError(f"speculative.draft_model: {error}") from error
+    return LoadedDraft(draft_config, network)
+
+
+def _resolve_folder(name: str, revision: str | None) -> Path:
+    if Path(name).is_dir():
+        return Path(name)
+    if name.startswith((".", "/")):
+        raise LoadError(f"speculative.draft_model: no folder at {name!r}")
+    try:
+        return Path(snapshot_download(name, revision=revision))
+    except Exception as error:
+        raise LoadError(
+            f"speculative.draft_model: {name!r} is neither a folder nor to be had from the model "
+            f"hub ({type(error).__name__})"
+        ) from error

@@ -1,0 +1,138 @@
+"""Turns a memory setting into a number of pages; on CUDA after measuring the largest step."""
+
+import torch
+from torch import Tensor, nn
+
+from engine.config import EngineConfig
+from engine.draft_loading import LoadedDraft
+from engine.memory import GIB, MemoryPlan, cuda_budget, pages_for_budget, require_tokens
+from engine.self_check import ShapeProbe
+from engine.target import PagedAttention, run_model
+from engine.target_loading import LoadedTarget
+from kv_pool import AttentionBackend, KVPool, KVShape
+
+_SHORT_REQUEST = 32  # tokens; a pool that cannot hold this and a block is refused
+
+
+def plan_pool(
+    config: EngineConfig,
+    *,
+    target: LoadedTarget,
+    draft: LoadedDraft | None,
+    probe: ShapeProbe,
+    attention: AttentionBackend,
+    device: torch.device,
+) -> MemoryPlan:
+    """Decide the number of pages. Raises LoadError when too few would fit."""
+    shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
+    bytes_per_page = KVPool.bytes_per_page(
+        config.page_size,
+        shapes,
+        target.dtype,
+        draft.config.num_layers if draft is not None else 0,
+        draft.kv_shape if draft is not None else None,
+        target.dtype,
+    )
+    target_bytes = parameter_bytes(target.model)
+    draft_bytes = parameter_bytes(draft.network, besides=target.model) if draft is not None else 0
+    step_bytes = (
+        _measure_step(config, target, shapes, attention, device)
+        if device.type == "cuda" and config.num_pages is None
+        else 0
+    )
+    min_tokens = _SHORT_REQUEST + (draft.config.block_size if draft is not None else 0)
+    num_pages, budget = _num_pages(
+        config, bytes_per_page, target_bytes + draft_bytes, step_bytes, min_tokens, device
+    )
+    return MemoryPlan(
+        num_pages=num_pages,
+        page_size=config.page_size,
+        bytes_per_page=bytes_per_page,
+        target_bytes=target_bytes,
+        draft_bytes=draft_bytes,
+        step_bytes=step_bytes,
+        budget=budget,
+    )
+
+
+def parameter_bytes(module: nn.Module, *, besides: nn.Module | None = None) -> int:
+    """Bytes of a module's parameters and buffers, shared ones once, another's left out."""
+    others = {t.untyped_storage().data_ptr() for t in _tensors(besides)} if besides else set()
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in _tensors(module)}
+    return sum(s.nbytes() for address, s in storages.items() if address not in others)
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _num_pages(
+    config: EngineConfig,
+    bytes_per_page: int,
+    weight_bytes: int,
+    step_bytes: int,
+    min_tokens: int,
+    device: torch.device,
+) -> tuple[int, str]:
+    if config.num_pages is not None:
+        budget = f"kv.num_pages={config.num_pages}"
+        require_tokens(config.num_pages * config.page_size, min_tokens=min_tokens, budget=budget)
+        return config.num_pages, budget
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        budget_bytes = cuda_budget(
+            total_bytes=total,
+            fraction=config.memory_fraction,
+            used_bytes=max(total - free, weight_bytes),
+            step_bytes=step_bytes,
+        )
+        budget = f"kv.memory_fraction={config.memory_fraction}"
+    else:
+        budget_bytes = int(config.memory_gib * GIB)
+        budget = f"kv.memory_gib={config.memory_gib}"
+    num_pages = pages_for_budget(
+        budget_bytes=budget_bytes,
+        bytes_per_page=bytes_per_page,
+        page_size=config.page_size,
+        min_tokens=min_tokens,
+        budget=budget,
+    )
+    return num_pages, budget
+
+
+def _measure_step(
+    config: EngineConfig,
+    target: LoadedTarget,
+    shapes: list[KVShape],
+    attention: AttentionBackend,
+    device: torch.device,
+) -> int:
+    """Peak bytes above the weights of the largest step: a full prefill chunk beside full rounds.
+
+    The step runs over one small pool whose pages every sequence shares: what is computed is
+    nonsense, what it needs is not.
+    """
+    rows = config.prefill_chunk_tokens + 16 * config.max_running_requests
+    num_pages = -(-rows // config.page_size)
+    pool = KVPool(
+        num_pages=num_pages,
+        page_size=config.page_size,
+        target_shapes=shapes,
+        target_dtype=target.dtype,
+        device=device,
+    )
+    ids = torch.zeros(rows, dtype=torch.long, device=device)
+    positions = torch.arange(rows, device=device)
+    plan = attention.plan(
+        query_lens=[rows], kv_lens=[rows], page_tables=[list(range(num_pages))], causal=True
+    )
+    logit_rows = torch.arange(min(rows, 16 * config.max_running_requests), device=device)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run_model(target.model, ids, positions, logit_rows, PagedAttention(pool, plan, positions))
+    torch.cuda.synchronize(device)
+    peak: int = torch.cuda.max_memory_allocated(device) - before
+    del pool
+    torch.cuda.empty_cache()
+    return peak

@@ -1,0 +1,52 @@
+"""Taps: the outputs of some target layers, kept during one forward pass."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class Taps:
+    """Forward hooks on the decoder layers that feed the drafter.
+
+    Layer ids are 0-based and name layer *outputs* (the residual stream, before any final
+    norm); -1 is the embedding output. In transformers' terms id i is hidden_states[i + 1].
+    """
+
+    def __init__(
+        self, *, embedding: nn.Module, layers: nn.ModuleList, layer_ids: Sequence[int]
+    ) -> None:
+        self._layer_ids = tuple(layer_ids)
+        self._outputs: dict[int, Tensor] = {}
+        self._hooks = [
+            (embedding if layer_id == -1 else layers[layer_id]).register_forward_hook(
+                self._keep(layer_id)
+            )
+            for layer_id in self._layer_ids
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Take the hooks off the model again."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def take(self) -> Float[Tensor, "T A"]:
+        """The tapped outputs of the pass that just ran, side by side in list order.
+
+        Without taps the result has no width.
+        """
+        if not self._layer_ids:
+            return torch.empty(0, 0)
+        taken = [self._outputs.pop(layer_id) for layer_id in self._layer_ids]
+        return torch.cat(taken, dim=-1)[0]
+
+    def _keep(self, layer_id: int) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self._outputs[layer_id] = output[0] if isinstance(output, tuple) else output
+
+        return hook
