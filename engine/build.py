@@ -1,0 +1,208 @@
+"""The heavy door: loads models, sizes the pool, wires the engine. Only the command line uses it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from draft import DSparkProposer, NoDraft, Proposer
+from engine import attention_hook
+from engine.acceptance_watch import AcceptanceWatch
+from engine.admission import Limits
+from engine.api import EngineInfo, EngineSnapshot
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.describe import describe, log_start
+from engine.draft_loading import LoadedDraft, load_draft
+from engine.engine import Engine
+from engine.errors import LoadError
+from engine.interval_log import IntervalLog
+from engine.memory import MemoryPlan
+from engine.metrics import StepMetrics
+from engine.pool_size import plan_pool
+from engine.resolve import (
+    configure_threads,
+    resolve_device,
+    resolve_dtype,
+    resolve_num_draft_tokens,
+)
+from engine.scheduler import Scheduler
+from engine.self_check import SelfCheck, ShapeProbe, check_target, probe_shapes
+from engine.taps import Taps
+from engine.target import TargetModel
+from engine.target_loading import LoadedTarget, dense_reference, load_target
+from engine.worker import EngineWorker
+from kv_pool import AttentionBackend, KVPool, PagePool, ReferenceAttention
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine that no thread owns yet, and the models in it (benchmarks and tests look)."""
+
+    engine: Engine
+    target: LoadedTarget
+    draft: LoadedDraft | None
+    proposer: Proposer
+    memory: MemoryPlan
+
+
+def build_engine(config: EngineConfig) -> EngineWorker:
+    """Load both models and start the engine's thread.
+
+    Raises LoadError for anything that cannot be served, before a thread exists.
+    """
+    device = resolve_device(config)
+    num_threads = configure_threads(config, device)
+    with torch.inference_mode():
+        return EngineWorker(load_engine(config, device=device).engine, num_threads=num_threads)
+
+
+def load_engine(config: EngineConfig, *, device: torch.device) -> Built:
+    """Load what the config names and wire it; see `wire_engine`."""
+    target = load_target(
+        config.target,
+        revision=config.target_revision,
+        dtype=resolve_dtype(config, device),
+        device=device,
+        trust_remote_code=config.trust_remote_code,
+        max_model_len=config.max_model_len,
+    )
+    draft = load_draft(config, target, device) if config.draft is not None else None
+    return wire_engine(config, target=target, draft=draft, device=device)
+
+
+def wire_engine(
+    config: EngineConfig,
+    *,
+    target: LoadedTarget,
+    draft: LoadedDraft | None,
+    device: torch.device,
+) -> Built:
+    """Check the target, size the pool and connect the parts.
+
+    Raises LoadError when the target fails its self-check or the memory does not suffice.
+    """
+    target.model.set_attn_implementation(attention_hook.IMPLEMENTATION)  # type: ignore[operator]
+    probe = probe_shapes(target.model, num_layers=target.num_layers, device=device)
+    tap_layers = draft.config.tap_layers if draft is not None else ()
+    check = _self_check(target, probe, tap_layers, device)
+    block_size = draft.config.block_size if draft is not None else 0
+    attention = ReferenceAttention(page_size=config.page_size, device=device)
+    memory = plan_pool(
+        config, target=target, draft=draft, probe=probe, attention=attention, device=device
+    )
+    pool = _make_pool(memory, target, draft, probe, device)
+    proposer = _make_proposer(config, draft, pool, attention)
+    pages = PagePool(
+        num_pages=memory.num_pages, page_size=memory.page_size, prefix_cache=config.prefix_cache
+    )
+    scheduler = Scheduler(
+        pages=pages,
+        limits=Limits(
+            max_len=target.max_len,
+            vocab_size=target.vocab_size,
+            pool_tokens=memory.num_tokens,
+            scratch_tokens=block_size,
+        ),
+        eos_ids=target.eos_ids,
+        block_size=block_size,
+        num_draft_tokens=resolve_num_draft_tokens(config, block_size),
+        max_running=config.max_running_requests,
+        max_queued=config.max_queued_requests,
+        prefill_chunk_tokens=config.prefill_chunk_tokens,
+    )
+    metrics = StepMetrics(block_size=block_size)
+    core = EngineCore(
+        target=TargetModel(
+            model=target.model,
+            tap_layers=tap_layers,
+            pool=pool,
+            attention=attention,
+            vocab_size=target.vocab_size,
+        ),
+        proposer=proposer,
+        scheduler=scheduler,
+        metrics=metrics,
+        device=device,
+    )
+    details = describe(config, target, draft, proposer, attention.name, memory, check, device)
+    log_start(details)
+    engine = Engine(
+        core=core,
+        scheduler=scheduler,
+        proposer=proposer,
+        pages=pages,
+        metrics=metrics,
+        info=EngineInfo(
+            served_max_len=target.max_len,
+            vocab_size=target.vocab_size,
+            block_size=block_size,
+            eos_token_ids=tuple(sorted(target.eos_ids)),
+            details=details,
+        ),
+        context_kv_mode=config.stacked_context_kv,
+        on_step=_both(IntervalLog(), AcceptanceWatch()),
+    )
+    return Built(engine, target, draft, proposer, memory)
+
+
+def _self_check(
+    target: LoadedTarget, probe: ShapeProbe, tap_layers: tuple[int, ...], device: torch.device
+) -> SelfCheck:
+    parts = target.parts
+    with Taps(embedding=parts.embedding, layers=parts.layers, layer_ids=tap_layers) as taps:
+        return check_target(
+            target.model,
+            probe=probe,
+            reference=lambda ids: dense_reference(target.model, tap_layers, ids),
+            make_attention=lambda page_size: ReferenceAttention(page_size=page_size, device=device),
+            taps=taps,
+            vocab_size=target.vocab_size,
+            dtype=target.dtype,
+            device=device,
+        )
+
+
+def _make_pool(
+    memory: MemoryPlan,
+    target: LoadedTarget,
+    draft: LoadedDraft | None,
+    probe: ShapeProbe,
+    device: torch.device,
+) -> KVPool:
+    return KVPool(
+        num_pages=memory.num_pages,
+        page_size=memory.page_size,
+        target_shapes=[probe.shapes[layer] for layer in sorted(probe.shapes)],
+        target_dtype=target.dtype,
+        num_draft_layers=draft.config.num_layers if draft is not None else 0,
+        draft_shape=draft.kv_shape if draft is not None else None,
+        draft_dtype=target.dtype,
+        device=device,
+    )
+
+
+def _make_proposer(
+    config: EngineConfig, draft: LoadedDraft | None, pool: KVPool, attention: AttentionBackend
+) -> Proposer:
+    if draft is None:
+        return NoDraft()
+    try:
+        return DSparkProposer(
+            network=draft.network,
+            pool=pool,
+            attention=attention,
+            context_kv=config.stacked_context_kv,
+        )
+    except ValueError as error:
+        raise LoadError(f"speculative.stacked_context_kv is 'on': {error}") from error
+
+
+def _both(
+    *observers: Callable[[EngineSnapshot], None],
+) -> Callable[[EngineSnapshot], None]:
+    def observe(snapshot: EngineSnapshot) -> None:
+        for observer in observers:
+            observer(snapshot)
+
+    return observe

@@ -1,0 +1,102 @@
+"""The step: plan, draft, run, verify, commit, write context, release."""
+
+from collections.abc import Sequence
+
+import torch
+
+from draft import DraftBlock, Proposer
+from engine.api import Finish, Request, TokenEvent
+from engine.batch import ScheduleBatch, build_batch, build_block_request, committed_rows
+from engine.draws import Draws, plan_draws
+from engine.metrics import StepMetrics
+from engine.plan import StepPlan
+from engine.scheduler import Committed, Scheduler
+from engine.target import TargetModel, TargetOutput
+from engine.upload import upload
+from engine.verifier import verify_step
+
+
+class EngineCore:
+    """One target, one drafter, one scheduler; not thread-safe, owned by one thread.
+
+    Between steps every running sequence has true keys and values, of the target and of the
+    draft's context, for all but its last committed token.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: TargetModel,
+        proposer: Proposer,
+        scheduler: Scheduler,
+        metrics: StepMetrics,
+        device: torch.device,
+    ) -> None:
+        self._target = target
+        self._proposer = proposer
+        self._scheduler = scheduler
+        self._metrics = metrics
+        self._device = device
+
+    @property
+    def is_idle(self) -> bool:
+        return self._scheduler.is_idle
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestRejected or EngineBusy."""
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> Finish | None:
+        return self._scheduler.abort(request_id)
+
+    def step(self) -> list[TokenEvent]:
+        """Run the target once over the next plan; what became final, in events."""
+        with self._metrics.stage("plan"):
+            plan = self._scheduler.plan()
+            if not plan:
+                return []
+            draws = self._plan_draws(plan)
+        with self._metrics.stage("draft"):
+            block = self._draft(plan, draws)
+        with self._metrics.stage("verify"):
+            batch = build_batch(plan, block, device=self._device)
+            output = self._target.forward(batch)
+            results = verify_step(plan.sampling, batch, block, output.logits, draws)
+        with self._metrics.stage("commit"):
+            committed = self._scheduler.commit(plan, results)
+        with self._metrics.stage("context"):
+            self._write_context(batch, output, committed)
+        self._scheduler.release(plan)
+        self._metrics.record(committed)
+        return [c.event for c in committed if c.event is not None]
+
+    def _plan_draws(self, plan: StepPlan) -> Draws | None:
+        return plan_draws(
+            plan,
+            block_size=self._proposer.block_size,
+            vocab_size=self._target.vocab_size,
+            device=self._device,
+        )
+
+    def _draft(self, plan: StepPlan, draws: Draws | None) -> DraftBlock | None:
+        if not plan.drafting:
+            return None
+        return self._proposer.propose(
+            build_block_request(
+                plan.drafting,
+                draws.block if draws is not None else None,
+                block_size=self._proposer.block_size,
+                device=self._device,
+            )
+        )
+
+    def _write_context(
+        self, batch: ScheduleBatch, output: TargetOutput, committed: Sequence[Committed]
+    ) -> None:
+        """Context keys and values for exactly the rows that stand."""
+        if self._proposer.block_size == 0:
+            return
+        (rows,) = upload([committed_rows([(c.share, c.num_rows) for c in committed])], self._device)
+        self._proposer.write_context(
+            output.aux_hidden[rows], batch.positions[rows], batch.slot_mapping[rows]
+        )

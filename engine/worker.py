@@ -1,0 +1,227 @@
+"""The thread that owns the engine: calls come in, events go out, death is told to everyone."""
+
+import asyncio
+import dataclasses
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from engine.api import (
+    ContextKVMode,
+    ContextKVStatus,
+    EngineInfo,
+    EngineSnapshot,
+    FinishReason,
+    Request,
+    TokenEvent,
+)
+from engine.engine import Engine
+from engine.errors import EngineDead, EngineDraining, EngineError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class _Stream:
+    """Events of one request on their way from the engine's thread to a caller's loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[TokenEvent | EngineError] = asyncio.Queue()
+
+    def put(self, item: TokenEvent | EngineError) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+        except RuntimeError:
+            logger.debug("a caller's event loop is gone; its event is dropped")
+
+    async def get(self) -> TokenEvent:
+        item = await self._items.get()
+        if isinstance(item, EngineError):
+            raise item
+        return item
+
+
+class EngineWorker:
+    """EngineClient over an engine that runs in a thread of its own.
+
+    Whatever touches the engine is posted to its thread as a call, so there is no lock in the
+    scheduler, the pool or a sequence. When the loop dies, everyone who waits is told, and the
+    thread stays to refuse whoever still knocks.
+    """
+
+    def __init__(self, engine: Engine, *, num_threads: int | None = None) -> None:
+        self._engine = engine
+        self._num_threads = num_threads
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._streams: dict[str, _Stream] = {}  # touched by the engine's thread alone
+        self._snapshot = engine.snapshot()
+        self._progress_at = time.monotonic()
+        self._death: EngineDead | None = None
+        self._is_draining = False
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    def is_healthy(self) -> bool:
+        return self._death is None
+
+    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+        if self._is_draining:
+            raise EngineDraining("the server is shutting down and takes no new requests")
+        stream = _Stream()
+        admitted = self._post(partial(self._admit, request, stream))
+        is_over = False
+        try:
+            await admitted
+            while not is_over:
+                event = await stream.get()
+                is_over = event.finish is not None
+                yield event
+        finally:
+            if not is_over:
+                self._inbox.put(partial(self._forget, request.request_id, stream))
+
+    async def abort(self, request_id: str | None) -> int:
+        return await self._post(partial(self._abort, request_id))
+
+    async def set_context_kv(self, mode: ContextKVMode) -> ContextKVStatus:
+        return await self._post(partial(self._engine.set_context_kv, mode))
+
+    async def context_kv_status(self) -> ContextKVStatus:
+        return await self._post(self._engine.context_kv_status)
+
+    async def flush_cache(self) -> int:
+        return await self._post(self._engine.flush_cache)
+
+    async def snapshot(self) -> EngineSnapshot:
+        """The state after the latest step; never waits for one, so it works when one hangs."""
+        return dataclasses.replace(
+            self._snapshot, seconds_since_progress=time.monotonic() - self._progress_at
+        )
+
+    async def drain(self, timeout_s: float) -> bool:
+        self._is_draining = True
+        deadline = time.monotonic() + timeout_s
+        while self.is_healthy():
+            if await self._post(lambda: self._engine.is_idle):
+                return True
+            if time.monotonic() >= deadline:
+                await self.abort(None)
+                return False
+            await asyncio.sleep(0.02)
+        return False
+
+    def close(self) -> None:
+        """Stop the thread; requests that still run are told that the engine is gone."""
+        self._is_closing = True
+        self._inbox.put(lambda: None)
+        self._thread.join(timeout=30)
+
+    # -- what follows runs in the engine's thread ---------------------------------------------
+
+    def _run(self) -> None:
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
+        try:
+            with torch.inference_mode():
+                while not self._is_closing:
+                    self._handle_inbox(wait=self._engine.is_idle)
+                    self._step()
+            self._die(EngineDead("the engine was closed"))
+        except Exception as error:
+            logger.exception("the step loop stopped")
+            self._die(EngineDead(f"the step loop stopped: {type(error).__name__}: {error}"))
+        while not self._is_closing:
+            self._inbox.get()()  # every call finds self._death and passes it on
+
+    def _step(self) -> None:
+        if self._engine.is_idle:
+            return
+        for event in self._engine.step():
+            stream = self._streams.get(event.request_id)
+            if stream is not None:
+                stream.put(event)
+            if event.finish is not None:
+                self._streams.pop(event.request_id, None)
+        self._note_progress()
+
+    def _note_progress(self) -> None:
+        self._snapshot = self._engine.snapshot()
+        self._progress_at = time.monotonic()
+
+    def _handle_inbox(self, *, wait: bool) -> None:
+        if wait:
+            self._inbox.get()()
+            self._progress_at = time.monotonic()  # waiting for work is not a stall
+        while not self._inbox.empty():
+            self._inbox.get()()
+        self._snapshot = self._engine.snapshot()
+
+    def _admit(self, request: Request, stream: _Stream) -> None:
+        self._engine.add(request)
+        self._streams[request.request_id] = stream
+
+    def _forget(self, request_id: str, stream: _Stream) -> None:
+        """The caller is gone: end its request unless another one has the id by now."""
+        if self._streams.get(request_id) is stream:
+            del self._streams[request_id]
+            self._engine.abort(request_id)
+
+    def _abort(self, request_id: str | None) -> int:
+        ids = [request_id] if request_id is not None else self._engine.request_ids()
+        found = 0
+        for each in ids:
+            finish = self._engine.abort(each)
+            if finish is None:
+                continue
+            found += 1
+            assert finish.reason is FinishReason.ABORT
+            stream = self._streams.pop(each, None)
+            if stream is not None:
+                stream.put(TokenEvent(each, (), finish))
+        return found
+
+    def _die(self, death: EngineDead) -> None:
+        self._death = death
+        for stream in self._streams.values():
+            stream.put(death)
+        self._streams.clear()
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    # -- the way in ---------------------------------------------------------------------------
+
+    def _post(self, call: Callable[[], T]) -> "asyncio.Future[T]":
+        """Run a call between two steps; its result or its error comes back to the caller."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
+            if self._death is not None:
+                done.set_exception(self._death)
+                return
+            try:
+                done.set_result(call())
+            except EngineError as error:
+                done.set_exception(error)
+            except Exception as error:
+                done.set_exception(error)
+                raise
+
+        if self._is_closing:
+            raise EngineDead("the engine was closed")
+        self._inbox.put(run)
+        return asyncio.wrap_future(done)
