@@ -1,0 +1,36 @@
+"""The draft: a small network that guesses a block of tokens from the target's hidden states.
+
+It never hears what became of a guess, except as new context.
+"""
+
+from draft.block import BlockRequest, BlockSampling, DraftBlock
+from draft.config import DSparkConfig, LayerConfig, TargetFacts
+from draft.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
+from draft.errors import DraftLoadError
+from draft.linear import replace_linears
+from draft.loading import load_network
+from draft.network import DSparkNetwork
+from draft.proposer import DSparkProposer, NoDraft, Proposer
+from draft.reading import read_config
+from draft.sampling import inverse_cdf
+
+__all__ = [
+    "BlockRequest",
+    "BlockSampling",
+    "ContextKVMode",
+    "ContextKVPath",
+    "ContextKVWriter",
+    "DSparkConfig",
+    "DSparkNetwork",
+    "DSparkProposer",
+    "DraftBlock",
+    "DraftLoadError",
+    "LayerConfig",
+    "NoDraft",
+    "Proposer",
+    "TargetFacts",
+    "inverse_cdf",
+    "load_network",
+    "read_config",
+    "replace_linears",
+]

@@ -1,0 +1,38 @@
+"""What goes into one draft pass, and what comes out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSampling:
+    """Which rows of a batch draw their tokens; all others take the argmax."""
+
+    rows: Int[Tensor, "R"]  # indices into the batch, without repetition
+    temperatures: Float[Tensor, "R"]  # > 0
+    uniforms: Float[Tensor, "R K"]  # float64, in [0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRequest:
+    """One draft pass for B sequences, each with its context written up to its anchor."""
+
+    anchor_ids: Int[Tensor, "B"]
+    anchor_positions: Int[Tensor, "B"]
+    slots: Int[Tensor, "B K"]  # scratch for the block's keys and values, from the anchor on
+    page_tables: Sequence[Sequence[int]]
+    context_lens: Sequence[int]  # tokens before the anchor, which is its position
+    sampling: BlockSampling | None = None  # None: every row takes the argmax
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBlock:
+    """K guesses after each anchor."""
+
+    draft_ids: Int[Tensor, "B K"]
+    draft_probs: Float[Tensor, "R K V"] | None  # float32; rows as in BlockSampling.rows: the very
+    # distributions that their tokens were drawn from
+    confidence_logits: Float[Tensor, "B K"] | None  # float32; None without a confidence head

@@ -1,0 +1,64 @@
+"""From a block's base logits to its tokens, left to right."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from draft.block import BlockSampling
+from draft.heads import MarkovHead
+from draft.sampling import inverse_cdf
+
+
+def draft_chain(
+    head: MarkovHead | None,
+    hidden: Float[Tensor, "B K E"],
+    base_logits: Float[Tensor, "B K V"],
+    anchor_ids: Int[Tensor, "B"],
+    sampling: BlockSampling | None,
+) -> tuple[Int[Tensor, "B K"], Float[Tensor, "R K V"] | None]:
+    """Each slot's token, given the one before it; and the distributions of the rows that draw.
+
+    The corrected logits live for one slot. Only rows that draw leave something of them behind:
+    softmax(logits / temperature) in float32, which is what the verifier must weigh them by.
+    """
+    if head is None and sampling is None:
+        return base_logits.argmax(dim=-1), None
+    draw = None if sampling is None else _Draw(sampling, base_logits)
+    previous, state = anchor_ids, None
+    chain: list[Tensor] = []
+    for k in range(base_logits.shape[1]):
+        logits = base_logits[:, k]
+        if head is not None:
+            bias, state = head.bias(previous, hidden[:, k], state)
+            logits = logits + bias
+        previous = logits.argmax(dim=-1)
+        if draw is not None:
+            previous = draw.slot(k, logits, previous)
+        chain.append(previous)
+    return torch.stack(chain, dim=1), None if draw is None else draw.probs
+
+
+class _Draw:
+    """The rows of a batch that draw, and what they drew from."""
+
+    def __init__(self, sampling: BlockSampling, base_logits: Float[Tensor, "B K V"]) -> None:
+        self._rows = sampling.rows
+        self._temperatures = sampling.temperatures.float()[:, None]  # (R, 1)
+        self._uniforms = sampling.uniforms
+        _, num_slots, vocab_size = base_logits.shape
+        self._probs = base_logits.new_empty(
+            (num_slots, self._rows.shape[0], vocab_size), dtype=torch.float32
+        )
+
+    @property
+    def probs(self) -> Float[Tensor, "R K V"]:
+        return self._probs.transpose(0, 1)
+
+    def slot(
+        self, k: int, logits: Float[Tensor, "B V"], greedy_ids: Int[Tensor, "B"]
+    ) -> Int[Tensor, "B"]:
+        """greedy_ids, with the ids of the rows that draw put in their places."""
+        scaled = logits.index_select(0, self._rows).float() / self._temperatures
+        torch.softmax(scaled, dim=-1, out=self._probs[k])
+        drawn = inverse_cdf(self._probs[k], self._uniforms[:, k])
+        return greedy_ids.index_copy(0, self._rows, drawn)

@@ -1,0 +1,88 @@
+"""What a draft is: one canonical description, whatever format its checkpoint came in."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from draft.errors import DraftLoadError
+from kv_pool import KVShape
+
+MarkovKind = Literal["vanilla", "gated", "rnn"]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What a draft must fit."""
+
+    hidden_size: int
+    num_layers: int
+    vocab_size: int  # rows of the embedding, padding included
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """What may differ between the layers of one draft."""
+
+    rope_theta: float
+    sliding_window: int | None = None  # tokens; None: the whole past
+
+
+@dataclass(frozen=True, slots=True)
+class DSparkConfig:
+    """A draft in canonical terms. A reader made it from a checkpoint's config.json.
+
+    block_size slots go through the network: the anchor and block_size - 1 masks. Slot j
+    predicts the token at anchor + j + 1, so that a block is block_size draft tokens.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    rms_norm_eps: float
+    attention_bias: bool
+    layers: tuple[LayerConfig, ...]
+    block_size: int
+    mask_token_id: int
+    tap_layers: tuple[int, ...]  # 0 is the first layer's output, -1 the embedding's
+    markov_kind: MarkovKind | None  # None: no Markov head, which is DFlash
+    markov_rank: int  # 0 without a Markov head
+    has_confidence_head: bool
+    confidence_with_markov: bool  # the confidence head also reads the previous token's row of W1
+    ties_embeddings: bool = False  # head and embedding are one matrix
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def aux_size(self) -> int:
+        """Width A of the concatenated taps."""
+        return len(self.tap_layers) * self.hidden_size
+
+    @property
+    def kv_shape(self) -> KVShape:
+        """What one layer stores for one token."""
+        return KVShape(
+            num_kv_heads=self.num_kv_heads, key_dim=self.head_dim, value_dim=self.head_dim
+        )
+
+
+def check_taps(field: str, taps: tuple[int, ...], *, num_layers: int) -> None:
+    """Refuse taps that cannot be captured, or would be in another order than they were trained.
+
+    The last layer's output is refused: what transformers calls its hidden state has been
+    through the final norm, and a draft was trained on what had not.
+
+    Raises DraftLoadError.
+    """
+    in_order = all(low < high for low, high in pairwise(taps))
+    if not taps or not in_order or taps[0] < -1 or taps[-1] > num_layers - 2:
+        raise DraftLoadError(
+            field,
+            found=list(taps),
+            accepted=f"strictly increasing layers from -1 (embedding) to {num_layers - 2} "
+            f"(the target's last layer, {num_layers - 1}, cannot be tapped)",
+        )

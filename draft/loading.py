@@ -1,0 +1,99 @@
+"""Checkpoint -> network. Every tensor must be expected, and every expected one there."""
+
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from draft.checkpoint import StoredTensor, list_tensors, read_tensors
+from draft.config import DSparkConfig
+from draft.errors import DraftLoadError
+from draft.network import DSparkNetwork
+
+_EMBEDDING, _LM_HEAD = "embed_tokens.weight", "lm_head.weight"
+_DTYPES = {"F64", "F32", "F16", "BF16"}
+_ROTARY = "rotary_emb."
+_CONFIDENCE = "confidence_head."
+
+
+def load_network(
+    folder: Path,
+    config: DSparkConfig,
+    *,
+    embedding: Float[Tensor, "V E"],
+    lm_head: Float[Tensor, "V E"],
+    dtype: torch.dtype,
+    device: torch.device,
+    max_positions: int,
+) -> DSparkNetwork:
+    """A draft ready to serve sequences of up to max_positions tokens.
+
+    embedding and lm_head are the target's own, and become the draft's by reference where dtype
+    and device agree (else as a copy). Where they are not plain tensors, as in a quantised
+    target, the checkpoint must bring its own.
+
+    Raises DraftLoadError for a tensor that is missing, unknown, or of another shape or dtype.
+    """
+    with torch.device("meta"):
+        network = DSparkNetwork(config, max_positions=max_positions, device=device)
+    network.requires_grad_(False).eval()
+    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    stored = {name: t for name, t in list_tensors(folder).items() if _ROTARY not in name}
+    lent = _lent_by_target(config, embedding=embedding, lm_head=lm_head)
+    _check(stored, expected, lent=set(lent), tied=config.ties_embeddings)
+    wanted = {name: tensor for name, tensor in stored.items() if name not in lent}
+    with torch.inference_mode(False):  # parameters that may be changed in place by anyone
+        tensors = lent | dict(read_tensors(wanted))
+        if config.ties_embeddings and _LM_HEAD not in tensors:
+            tensors[_LM_HEAD] = tensors[_EMBEDDING]
+        placed = {name: t.to(device, _dtype(name, dtype)) for name, t in tensors.items()}
+        network.load_state_dict(placed, strict=True, assign=True)
+    return network
+
+
+def _lent_by_target(
+    config: DSparkConfig, *, embedding: Tensor, lm_head: Tensor
+) -> dict[str, Tensor]:
+    """What of embedding and head the draft can take from the target as it is."""
+    lent = {
+        name: tensor.detach()
+        for name, tensor in ((_EMBEDDING, embedding), (_LM_HEAD, lm_head))
+        if type(tensor) in (Tensor, nn.Parameter) and tensor.dtype.is_floating_point
+    }
+    for name, tensor in lent.items():
+        wanted = (config.vocab_size, config.hidden_size)
+        assert tensor.shape == wanted, f"the target's {name} is {tensor.shape}, not {wanted}"
+    are_two = len(lent) == 2 and embedding.data_ptr() != lm_head.data_ptr()
+    if config.ties_embeddings and are_two:
+        accepted = "false, for the target's head and embedding are two matrices"
+        raise DraftLoadError("tie_word_embeddings", found=True, accepted=accepted)
+    return lent
+
+
+def _check(
+    stored: dict[str, StoredTensor],
+    expected: dict[str, tuple[int, ...]],
+    *,
+    lent: set[str],
+    tied: bool,
+) -> None:
+    for name, tensor in stored.items():
+        if name not in expected:
+            accepted = "only tensors that config.json speaks of"
+            raise DraftLoadError(name, found=list(tensor.shape), accepted=accepted)
+        if tensor.shape != expected[name]:
+            wanted = str(list(expected[name]))
+            raise DraftLoadError(name, found=list(tensor.shape), accepted=wanted)
+        if tensor.dtype not in _DTYPES:
+            raise DraftLoadError(name, found=tensor.dtype, accepted=" or ".join(sorted(_DTYPES)))
+    for name, shape in expected.items():
+        if name == _LM_HEAD and tied:
+            continue
+        if name not in stored and name not in lent:
+            raise DraftLoadError(name, found=None, accepted=f"a tensor {list(shape)}")
+
+
+def _dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Confidences are small differences of large sums: their one row stays in float32."""
+    return torch.float32 if name.startswith(_CONFIDENCE) else dtype

@@ -1,0 +1,21 @@
+"""Root-mean-square norm."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension; float32 inside, whatever x is.
+
+    The result has the dtype of x, which must be the weight's.
+    """
+
+    def __init__(self, size: int, *, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Float[Tensor, "*N E"]) -> Float[Tensor, "*N E"]:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)

@@ -1,0 +1,208 @@
+"""Who guesses: the DSpark draft, or nobody."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from draft.block import BlockRequest, DraftBlock
+from draft.chain import draft_chain
+from draft.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
+from draft.network import DSparkNetwork
+from kv_pool import AttentionBackend, AttentionPlan, KVPool
+
+
+class Proposer(Protocol):
+    """Guesses a block of tokens after each anchor.
+
+    It learns what became of a guess only through write_context: the committed tokens' hidden
+    states. Nothing here waits for the device.
+    """
+
+    @property
+    def block_size(self) -> int:
+        """Draft tokens in a block; 0 when there is no draft."""
+        ...
+
+    @property
+    def tap_layers(self) -> tuple[int, ...]:
+        """Target layers whose outputs make up aux_hidden, in order; -1 is the embedding."""
+        ...
+
+    def propose(self, request: BlockRequest) -> DraftBlock: ...
+
+    def write_context(
+        self,
+        aux_hidden: Float[Tensor, "N A"],
+        positions: Int[Tensor, "N"],
+        slots: Int[Tensor, "N"],
+    ) -> None:
+        """Turn the taps of N committed tokens into context, in any order, each token once."""
+        ...
+
+    def set_context_kv(self, mode: ContextKVMode) -> None:
+        """Switch the context writer. Raises ValueError with the reason when `on` cannot hold."""
+        ...
+
+    @property
+    def context_kv_path(self) -> ContextKVPath: ...
+
+    @property
+    def context_kv_reason(self) -> str | None:
+        """Why the path is per_layer; None otherwise."""
+        ...
+
+    @property
+    def stacked_bytes(self) -> int:
+        """Memory that the stacked form takes beyond the layers' own parameters."""
+        ...
+
+
+class DSparkProposer:
+    """A DSpark network over its keys and values in the pool."""
+
+    # The layers' parameters are views into the stacked tensors, which therefore cost nothing.
+    stacked_bytes = 0
+
+    def __init__(
+        self,
+        *,
+        network: DSparkNetwork,
+        pool: KVPool,
+        attention: AttentionBackend,
+        context_kv: ContextKVMode = "auto",
+    ) -> None:
+        """Raises ValueError with the reason when context_kv is `on` and cannot hold."""
+        assert pool.num_draft_layers == network.config.num_layers, (
+            f"a pool of {pool.num_draft_layers} draft layers for {network.config.num_layers}"
+        )
+        assert pool.draft_keys.dtype == network.dtype, (
+            f"a pool of {pool.draft_keys.dtype} for a draft in {network.dtype}"
+        )
+        self._network = network
+        self._pool = pool
+        self._attention = attention
+        self._writer = ContextKVWriter(network=network, pool=pool, mode=context_kv)
+        self._steps = torch.arange(self.block_size, device=pool.draft_keys.device)
+
+    @property
+    def block_size(self) -> int:
+        return self._network.config.block_size
+
+    @property
+    def tap_layers(self) -> tuple[int, ...]:
+        return self._network.config.tap_layers
+
+    def propose(self, request: BlockRequest) -> DraftBlock:
+        """Run every block at its full width, then pick its tokens left to right."""
+        network, anchor_ids = self._network, request.anchor_ids
+        hidden = network.hidden(
+            network.block_ids(anchor_ids),
+            request.anchor_positions[:, None] + self._steps,
+            self._paged_block(request),
+        )
+        base_logits = network.base_logits(hidden)
+        draft_ids, draft_probs = draft_chain(
+            network.markov_head, hidden, base_logits, anchor_ids, request.sampling
+        )
+        confidence = network.confidence_logits(hidden, anchor_ids, draft_ids)
+        return DraftBlock(draft_ids, draft_probs, confidence)
+
+    def write_context(
+        self,
+        aux_hidden: Float[Tensor, "N A"],
+        positions: Int[Tensor, "N"],
+        slots: Int[Tensor, "N"],
+    ) -> None:
+        self._writer.write(aux_hidden, positions, slots)
+
+    def write_committed_context(
+        self,
+        aux_hidden: Float[Tensor, "B W A"],
+        positions: Int[Tensor, "B W"],
+        slots: Int[Tensor, "B W"],
+        commit_lens: Int[Tensor, "B"],
+    ) -> None:
+        """write_context in fixed shapes: the first commit_lens[b] rows of each request.
+
+        At least one of commit_lens is not 0.
+        """
+        self._writer.write_committed(aux_hidden, positions, slots, commit_lens)
+
+    def set_context_kv(self, mode: ContextKVMode) -> None:
+        self._writer.set_mode(mode)
+
+    @property
+    def context_kv_path(self) -> ContextKVPath:
+        return self._writer.path
+
+    @property
+    def context_kv_reason(self) -> str | None:
+        return self._writer.reason
+
+    def _paged_block(self, request: BlockRequest) -> "_PagedBlock":
+        num_sequences, width = request.slots.shape
+        assert width == self.block_size, f"{width} slots for a block of {self.block_size}"
+        plan = self._attention.plan(
+            query_lens=[width] * num_sequences,
+            kv_lens=[length + width for length in request.context_lens],
+            page_tables=request.page_tables,
+            causal=False,
+        )
+        return _PagedBlock(self._pool, plan, request.slots.flatten())
+
+
+@dataclass(frozen=True, slots=True)
+class _PagedBlock:
+    """Attention of one draft pass: the block's keys and values go to its scratch slots first."""
+
+    pool: KVPool
+    plan: AttentionPlan
+    slots: Tensor
+
+    def attend(
+        self,
+        layer: int,
+        query: Float[Tensor, "T H D"],
+        keys: Float[Tensor, "T Hkv D"],
+        values: Float[Tensor, "T Hkv D"],
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Float[Tensor, "T H D"]:
+        self.pool.write_draft_layer(layer, self.slots, keys, values)
+        return self.plan.attend(
+            query,
+            self.pool.draft_keys[layer],
+            self.pool.draft_values[layer],
+            scale=scale,
+            window=window,
+        )
+
+
+class NoDraft:
+    """Plain decoding: blocks of nothing."""
+
+    block_size = 0
+    tap_layers: tuple[int, ...] = ()
+    context_kv_path: ContextKVPath = "none"
+    context_kv_reason: str | None = None
+    stacked_bytes = 0
+
+    def propose(self, request: BlockRequest) -> DraftBlock:
+        empty = request.anchor_ids.new_empty((request.anchor_ids.shape[0], 0))
+        return DraftBlock(draft_ids=empty, draft_probs=None, confidence_logits=None)
+
+    def write_context(
+        self,
+        aux_hidden: Float[Tensor, "N A"],
+        positions: Int[Tensor, "N"],
+        slots: Int[Tensor, "N"],
+    ) -> None:
+        """There is nothing to write."""
+
+    def set_context_kv(self, mode: ContextKVMode) -> None:
+        if mode == "on":
+            raise ValueError("the stacked context writer cannot be on: there is no draft")

@@ -1,0 +1,36 @@
+"""config.json of a draft folder -> the canonical configuration."""
+
+import json
+from pathlib import Path
+
+from draft.config import DSparkConfig, TargetFacts
+from draft.errors import DraftLoadError
+from draft.fields import Fields
+from draft.native import read_native
+
+
+def read_config(folder: Path, *, target: TargetFacts) -> DSparkConfig:
+    """Read a draft's config.json and check it against the target.
+
+    Raises DraftLoadError: one line naming field, found and accepted.
+    """
+    fields = Fields(read_json(folder / "config.json"))
+    other_format = fields.find("speculators_model_type")
+    if other_format is not None:
+        wanted = "a DeepSpec checkpoint, which has no such field"
+        raise DraftLoadError("speculators_model_type", found=other_format, accepted=wanted)
+    return read_native(fields, target=target)
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """A JSON object from a file of the checkpoint. Raises DraftLoadError."""
+    accepted = f"a JSON object in {path.parent}"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DraftLoadError(path.name, found=None, accepted=accepted) from None
+    except (OSError, ValueError) as error:
+        raise DraftLoadError(path.name, found=error, accepted=accepted) from error
+    if not isinstance(found, dict):
+        raise DraftLoadError(path.name, found=type(found).__name__, accepted=accepted)
+    return found

@@ -1,0 +1,62 @@
+"""Rotary position embedding: full width, first half paired with second half (NeoX)."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+class Rotation(NamedTuple):
+    """Where T tokens stand, as factors; broadcast over heads."""
+
+    cos: Float[Tensor, "T 1 D"]
+    sin: Float[Tensor, "T 1 D"]  # the first half is negated: see `rotate`
+
+
+class RotaryTable(nn.Module):
+    """The factors of every position that may come, in float32: [P, 2, D].
+
+    No buffer, for a cast of the network must leave it in float32: at position 5000 a bfloat16
+    angle is off by whole turns. It follows the network to another device.
+    """
+
+    def __init__(
+        self, *, head_dim: int, theta: float, num_positions: int, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.theta = theta
+        self._table = _factors(head_dim, theta, num_positions, device)
+
+    @property
+    def num_positions(self) -> int:
+        return self._table.shape[0]
+
+    def at(self, positions: Int[Tensor, "T"]) -> Rotation:
+        """The rotation of each position. A position outside the table is an IndexError."""
+        cos, sin = self._table.index_select(0, positions).unsqueeze(2).unbind(1)
+        return Rotation(cos, sin)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RotaryTable":
+        self._table = self._table.to(fn(self._table).device)
+        return self
+
+
+def rotate(x: Float[Tensor, "T H D"], rotation: Rotation) -> Float[Tensor, "T H D"]:
+    """x * cos + rotate_half(x) * sin, in float32, back in the dtype of x.
+
+    rotate_half(x) is [-x2, x1]; with the sign kept in `sin`, rolling by half gives [x2, x1].
+    """
+    turned = x.roll(x.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x * rotation.cos, turned, rotation.sin).to(x.dtype)
+
+
+def _factors(
+    head_dim: int, theta: float, num_positions: int, device: torch.device
+) -> Float[Tensor, "P 2 D"]:
+    steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+    positions = torch.arange(num_positions, dtype=torch.float32, device=device)
+    angles = positions[:, None] * (1.0 / theta**steps)  # (P, D / 2)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], dim=1)

@@ -1,0 +1,164 @@
+"""The original implementation's numbers, through the paged pool."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from draft import BlockRequest, ContextKVMode, DSparkNetwork, DSparkProposer
+from kv_pool import KVPool, PageTable
+from tests.draft.golden import FOLDERS, Round, assert_golden, load_golden, rounds_of
+from tests.draft.tiny import (
+    block_request,
+    new_pool,
+    reference_attention,
+    shuffled_tables,
+    slots_of,
+)
+
+
+def test_there_are_five_folders() -> None:
+    assert len(FOLDERS) == 5
+
+
+class _Served:
+    """One golden checkpoint behind a proposer, with one sequence in shuffled pages."""
+
+    def __init__(self, name: str, *, page_size: int = 4, mode: ContextKVMode = "auto") -> None:
+        self.config, self.network = load_golden(name)
+        self.pool = new_pool(self.config, page_size=page_size)
+        self.proposer = DSparkProposer(
+            network=self.network,
+            pool=self.pool,
+            attention=reference_attention(self.pool),
+            context_kv=mode,
+        )
+        self.table = shuffled_tables(self.pool, [64])[0]
+
+    def write(self, golden: Round, chunks: list[int]) -> None:
+        start = 0
+        for size in chunks:
+            positions = golden.start + start
+            self.proposer.write_context(
+                golden["target_hidden"][start : start + size],
+                torch.arange(positions, positions + size),
+                slots_of(self.table, positions, positions + size),
+            )
+            start += size
+        assert start == len(golden["target_hidden"])
+
+    def request(self, golden: Round) -> BlockRequest:
+        anchor_id = int(golden["draft_input_ids"][0])
+        return block_request(
+            [anchor_id], [golden.anchor], [self.table], block_size=self.config.block_size
+        )
+
+
+def _random_chunks(total: int, seed: int) -> list[int]:
+    source = random.Random(seed)
+    chunks: list[int] = []
+    while sum(chunks) < total:
+        chunks.append(source.randint(1, min(4, total - sum(chunks))))
+    return chunks
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("name", FOLDERS)
+def test_both_rounds_give_the_original_tokens_and_confidences(
+    name: str, page_size: int, mode: ContextKVMode
+) -> None:
+    served = _Served(name, page_size=page_size, mode=mode)
+    for golden in rounds_of(name):
+        served.write(golden, [len(golden["target_hidden"])])
+        block = served.proposer.propose(served.request(golden))
+        assert torch.equal(block.draft_ids[0], golden["draft_tokens"])
+        assert block.draft_probs is None
+        if "confidence_logits" in golden.tensors:
+            assert block.confidence_logits is not None
+            assert_golden(block.confidence_logits[0], golden["confidence_logits"])
+        else:
+            assert block.confidence_logits is None
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_context_is_the_original_one_whatever_chunks_it_came_in(
+    name: str, seed: int | None, mode: ContextKVMode
+) -> None:
+    served = _Served(name, mode=mode)
+    assert served.proposer.context_kv_path == ("stacked" if mode == "on" else "per_layer")
+    for golden in rounds_of(name):
+        total = len(golden["target_hidden"])
+        served.write(golden, [total] if seed is None else _random_chunks(total, seed))
+        slots = slots_of(served.table, golden.start, golden.anchor)
+        assert_golden(served.pool.draft_keys[:, slots], golden["context_k"])
+        assert_golden(served.pool.draft_values[:, slots], golden["context_v"])
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_every_tensor_between_taps_and_logits_is_the_original_one(name: str) -> None:
+    served = _Served(name)
+    network = served.network
+    for golden in rounds_of(name):
+        assert_golden(network.project_taps(golden["target_hidden"]), golden["context_hidden"])
+        served.write(golden, [len(golden["target_hidden"])])
+        request = served.request(golden)
+        ids = network.block_ids(request.anchor_ids)
+        assert torch.equal(ids[0], golden["draft_input_ids"])
+        hidden = _hidden(served.pool, served.table, network, ids, golden.anchor)
+        assert_golden(hidden[0], golden["block_hidden"])
+        base_logits = network.base_logits(hidden)
+        assert_golden(base_logits[0], golden["base_logits"])
+        corrected = _corrected(network, hidden, base_logits, ids, golden["draft_tokens"])
+        assert_golden(corrected, golden["draft_logits"])
+
+
+def _hidden(
+    pool: KVPool, table: PageTable, network: DSparkNetwork, ids: Tensor, anchor: int
+) -> Tensor:
+    width = ids.shape[1]
+    plan = reference_attention(pool).plan(
+        query_lens=[width], kv_lens=[anchor + width], page_tables=[table.pages], causal=False
+    )
+    slots = slots_of(table, anchor, anchor + width)
+
+    class Paged:
+        def attend(
+            self,
+            layer: int,
+            query: Tensor,
+            keys: Tensor,
+            values: Tensor,
+            *,
+            scale: float,
+            window: int | None,
+        ) -> Tensor:
+            pool.write_draft_layer(layer, slots, keys, values)
+            stored = pool.draft_keys[layer], pool.draft_values[layer]
+            return plan.attend(query, *stored, scale=scale, window=window)
+
+    return network.hidden(ids, torch.arange(anchor, anchor + width)[None], Paged())
+
+
+def _corrected(
+    network: DSparkNetwork, hidden: Tensor, base_logits: Tensor, ids: Tensor, chain: Tensor
+) -> Tensor:
+    """Base logits plus the Markov bias along a given chain."""
+    if network.markov_head is None:
+        return base_logits[0]
+    previous, state, rows = ids[:, 0], None, []
+    for k, token in enumerate(chain):
+        bias, state = network.markov_head.bias(previous, hidden[:, k], state)
+        rows.append(base_logits[0, k] + bias[0])
+        previous = token[None]
+    return torch.stack(rows)

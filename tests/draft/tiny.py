@@ -1,0 +1,117 @@
+"""Small random drafts, and sequences of them in a pool whose pages lie in disorder."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from draft import BlockRequest, BlockSampling, DSparkConfig, DSparkNetwork, LayerConfig
+from kv_pool import KVPool, PageTable, ReferenceAttention
+
+CPU = torch.device("cpu")
+
+CONFIG = DSparkConfig(
+    hidden_size=32,
+    intermediate_size=48,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    vocab_size=61,
+    rms_norm_eps=1e-6,
+    attention_bias=False,
+    layers=(LayerConfig(rope_theta=10_000.0),) * 3,
+    block_size=4,
+    mask_token_id=60,
+    tap_layers=(0, 2),
+    markov_kind="vanilla",
+    markov_rank=8,
+    has_confidence_head=True,
+    confidence_with_markov=True,
+)
+
+
+def tiny_config(**changes: object) -> DSparkConfig:
+    return replace(CONFIG, **changes)  # type: ignore[arg-type]
+
+
+def random_network(
+    config: DSparkConfig = CONFIG, *, seed: int = 0, max_positions: int = 64
+) -> DSparkNetwork:
+    """Every parameter distinct, norm weights and biases too."""
+    generator = torch.Generator().manual_seed(seed)
+    network = DSparkNetwork(config, max_positions=max_positions, device=CPU)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name:
+                parameter.copy_(1 + 0.3 * noise)
+            else:
+                parameter.copy_(noise * 0.3)
+    return network.requires_grad_(False).eval()
+
+
+def new_pool(
+    config: DSparkConfig,
+    *,
+    page_size: int = 4,
+    num_slots: int = 256,
+    dtype: torch.dtype = torch.float32,
+) -> KVPool:
+    return KVPool(
+        num_pages=-(-num_slots // page_size),
+        page_size=page_size,
+        target_shapes=[],
+        target_dtype=dtype,
+        num_draft_layers=config.num_layers,
+        draft_shape=config.kv_shape,
+        device=CPU,
+    )
+
+
+def reference_attention(pool: KVPool) -> ReferenceAttention:
+    return ReferenceAttention(page_size=pool.page_size, device=CPU)
+
+
+def shuffled_tables(pool: KVPool, lengths: Sequence[int], *, seed: int = 0) -> list[PageTable]:
+    """A page table for each sequence, its pages drawn from all over the pool."""
+    generator = torch.Generator().manual_seed(seed)
+    free = torch.randperm(pool.num_pages, generator=generator).tolist()
+    tables = []
+    for length in lengths:
+        table = PageTable(page_size=pool.page_size)
+        table.extend([free.pop() for _ in range(table.missing_pages(length))])
+        tables.append(table)
+    return tables
+
+
+def slots_of(table: PageTable, start: int, stop: int) -> Tensor:
+    return torch.from_numpy(table.slots(start, stop))
+
+
+def block_request(
+    anchor_ids: Sequence[int],
+    context_lens: Sequence[int],
+    tables: Sequence[PageTable],
+    *,
+    block_size: int,
+    sampling: BlockSampling | None = None,
+) -> BlockRequest:
+    slots = [
+        slots_of(table, length, length + block_size)
+        for table, length in zip(tables, context_lens, strict=True)
+    ]
+    return BlockRequest(
+        anchor_ids=torch.tensor(anchor_ids),
+        anchor_positions=torch.tensor(context_lens),
+        slots=torch.stack(slots),
+        page_tables=[table.pages for table in tables],
+        context_lens=list(context_lens),
+        sampling=sampling,
+    )
+
+
+def parameter_bytes(module: nn.Module) -> int:
+    """Of the storages behind the parameters, each counted once."""
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in module.parameters()}
+    return sum(storage.nbytes() for storage in storages.values())
