@@ -27,9 +27,9 @@ class ScheduleBatch:
     positions: Int[Tensor, " T"]
     slot_mapping: Int[Tensor, " T"]  # where each token's keys and values go
     logit_rows: Int[Tensor, " R"]
-    verify_rows: Int[Tensor, "Bs K+1"]
-    num_drafts: Int[Tensor, " Bs"]
     draft_ids: Int[Tensor, "Bs K"]  # zeros where a sampling share brings no draft
+    num_drafts: Int[Tensor, " Bs"]
+    verify_rows: Int[Tensor, "Bs K+1"]
     query_lens: tuple[int, ...]
     kv_lens: tuple[int, ...]
     page_tables: tuple[Sequence[int], ...]

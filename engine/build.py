@@ -1,6 +1,5 @@
 """The heavy door: loads models, sizes the pool, wires the engine. Only the command line uses it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +8,7 @@ from draft import DSparkProposer, NoDraft, Proposer
 from engine import attention_hook
 from engine.acceptance_watch import AcceptanceWatch
 from engine.admission import Limits
-from engine.api import EngineInfo, EngineSnapshot
+from engine.api import EngineInfo
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.describe import describe, log_start
@@ -53,8 +52,11 @@ def build_engine(config: EngineConfig) -> EngineWorker:
     """
     device = resolve_device(config)
     num_threads = configure_threads(config, device)
-    with torch.inference_mode():
-        return EngineWorker(load_engine(config, device=device).engine, num_threads=num_threads)
+    return EngineWorker(
+        load_engine(config, device=device).engine,
+        num_threads=num_threads,
+        observers=(IntervalLog(), AcceptanceWatch()),
+    )
 
 
 def load_engine(config: EngineConfig, *, device: torch.device) -> Built:
@@ -141,7 +143,6 @@ def wire_engine(
             details=details,
         ),
         context_kv_mode=config.stacked_context_kv,
-        on_step=_both(IntervalLog(), AcceptanceWatch()),
     )
     return Built(engine, target, draft, proposer, memory)
 
@@ -196,13 +197,3 @@ def _make_proposer(
         )
     except ValueError as error:
         raise LoadError(f"speculative.stacked_context_kv is 'on': {error}") from error
-
-
-def _both(
-    *observers: Callable[[EngineSnapshot], None],
-) -> Callable[[EngineSnapshot], None]:
-    def observe(snapshot: EngineSnapshot) -> None:
-        for observer in observers:
-            observer(snapshot)
-
-    return observe

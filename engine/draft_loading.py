@@ -36,10 +36,6 @@ def load_draft(config: EngineConfig, target: LoadedTarget, device: torch.device)
     """Raises LoadError when the draft is not there or does not fit the target."""
     assert config.draft is not None
     folder = _resolve_folder(config.draft, config.draft_revision)
-    embedding = target.parts.embedding.weight
-    lm_head = target.parts.lm_head.weight
-    assert isinstance(embedding, torch.Tensor)
-    assert isinstance(lm_head, torch.Tensor)
     facts = TargetFacts(
         hidden_size=target.hidden_size,
         num_layers=target.num_layers,
@@ -50,8 +46,8 @@ def load_draft(config: EngineConfig, target: LoadedTarget, device: torch.device)
         network = load_network(
             folder,
             draft_config,
-            embedding=embedding,
-            lm_head=lm_head,
+            embedding=target.parts.embedding.get_parameter("weight"),
+            lm_head=target.parts.lm_head.get_parameter("weight"),
             dtype=target.dtype,
             device=device,
             max_positions=target.max_len + draft_config.block_size,

@@ -1,7 +1,5 @@
 """The engine as its thread sees it: the step loop and the handful of calls between steps."""
 
-from collections.abc import Callable
-
 from draft import Proposer
 from engine.api import (
     ContextKVMode,
@@ -32,7 +30,6 @@ class Engine:
         metrics: StepMetrics,
         info: EngineInfo,
         context_kv_mode: ContextKVMode,
-        on_step: Callable[[EngineSnapshot], None] | None = None,
     ) -> None:
         self._core = core
         self._scheduler = scheduler
@@ -40,7 +37,6 @@ class Engine:
         self._pages = pages
         self._metrics = metrics
         self._mode: ContextKVMode = context_kv_mode
-        self._on_step = on_step
         self.info = info
 
     @property
@@ -62,10 +58,7 @@ class Engine:
         return self._scheduler.request_ids()
 
     def step(self) -> list[TokenEvent]:
-        events = self._core.step()
-        if self._on_step is not None:
-            self._on_step(self.snapshot())
-        return events
+        return self._core.step()
 
     def flush_cache(self) -> int:
         return self._pages.flush()

@@ -19,7 +19,7 @@ class StepMetrics:
         self.num_accepted_tokens = 0
         self.accepted_per_position = [0] * block_size
         self.finished: Counter[str] = Counter()
-        self.stage_seconds: Counter[str] = Counter()
+        self.stage_seconds: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -28,7 +28,8 @@ class StepMetrics:
         try:
             yield
         finally:
-            self.stage_seconds[name] += self._clock() - started
+            spent = self._clock() - started
+            self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + spent
 
     def record(self, committed: Sequence[Committed]) -> None:
         self.num_steps += 1

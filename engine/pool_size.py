@@ -100,6 +100,7 @@ def _num_pages(
     return num_pages, budget
 
 
+@torch.inference_mode()
 def _measure_step(
     config: EngineConfig,
     target: LoadedTarget,

@@ -45,6 +45,7 @@ class ShapeProbe:
         return query.new_zeros(*query.shape[:2], values.shape[2])
 
 
+@torch.inference_mode()
 def probe_shapes(model: nn.Module, *, num_layers: int, device: torch.device) -> ShapeProbe:
     """Run one token through the model to learn each layer's key and value shapes.
 
@@ -74,6 +75,7 @@ class SelfCheck:
     taps_difference: float
 
 
+@torch.inference_mode()
 def check_target(
     model: nn.Module,
     *,

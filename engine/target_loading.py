@@ -76,7 +76,8 @@ def describe_target(
     config = model.config.get_text_config()  # type: ignore[union-attr,operator]
     try:
         parts = DecoderParts.of(model)
-        num_layers, vocab_size = len(parts.layers), parts.embedding.weight.shape[0]  # type: ignore[union-attr,index,misc]
+        num_layers = len(parts.layers)
+        vocab_size = parts.embedding.get_parameter("weight").shape[0]
     except (AttributeError, TypeError) as error:
         raise LoadError(f"this target is not built like a decoder: {error}") from error
     return LoadedTarget(
@@ -84,7 +85,7 @@ def describe_target(
         parts=parts,
         num_layers=num_layers,
         hidden_size=int(config.hidden_size),
-        vocab_size=int(vocab_size),
+        vocab_size=vocab_size,
         max_len=max_len,
         eos_ids=eos_ids(generation, config),
         dtype=dtype,
@@ -139,10 +140,9 @@ def refuse_unservable(config: Any) -> None:
 
 def resolve_max_len(config: Any, wanted: int | None) -> int:
     """Tokens that one request may have, prompt and output; raises LoadError beyond the model's."""
-    own = getattr(config, "max_position_embeddings", None)
-    if own is None and wanted is None:
+    limit: int | None = getattr(config, "max_position_embeddings", None) or wanted
+    if limit is None:
         raise LoadError("model.max_model_len: the model's config names no limit; set one")
-    limit = int(own if own is not None else wanted)
     if wanted is not None and wanted > limit:
         raise LoadError(f"model.max_model_len is {wanted}; the model was made for at most {limit}")
     max_len = wanted if wanted is not None else limit

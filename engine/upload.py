@@ -16,5 +16,5 @@ def upload(arrays: list[IntArray], device: torch.device) -> list[Tensor]:
     flat = torch.from_numpy(np.concatenate([a.reshape(-1) for a in arrays]))
     if device.type == "cuda":
         flat = flat.pin_memory().to(device, non_blocking=True)
-    pieces = flat.split([a.size for a in arrays])
+    pieces = torch.split(flat, [a.size for a in arrays])
     return [piece.view(a.shape) for piece, a in zip(pieces, arrays, strict=True)]

@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
@@ -57,8 +57,16 @@ class EngineWorker:
     thread stays to refuse whoever still knocks.
     """
 
-    def __init__(self, engine: Engine, *, num_threads: int | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        num_threads: int | None = None,
+        observers: Sequence[Callable[[EngineSnapshot], None]] = (),
+    ) -> None:
+        """num_threads is torch's, for the step loop; observers see a snapshot after every step."""
         self._engine = engine
+        self._observers = observers
         self._num_threads = num_threads
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}  # touched by the engine's thread alone
@@ -149,17 +157,20 @@ class EngineWorker:
     def _step(self) -> None:
         if self._engine.is_idle:
             return
-        for event in self._engine.step():
+        events = self._engine.step()
+        self._note_progress()
+        for event in events:
             stream = self._streams.get(event.request_id)
             if stream is not None:
                 stream.put(event)
             if event.finish is not None:
                 self._streams.pop(event.request_id, None)
-        self._note_progress()
 
     def _note_progress(self) -> None:
         self._snapshot = self._engine.snapshot()
         self._progress_at = time.monotonic()
+        for observe in self._observers:
+            observe(self._snapshot)
 
     def _handle_inbox(self, *, wait: bool) -> None:
         if wait:

@@ -1,0 +1,48 @@
+"""What cannot be served is refused with the field, what was found, and what is accepted."""
+
+import pytest
+
+from engine import Request, RequestRejected, SamplingParams
+from engine.admission import Limits, check_request
+
+LIMITS = Limits(max_len=100, vocab_size=50, pool_tokens=80, scratch_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "params", "param", "message"),
+    [
+        (0, {}, "prompt", "prompt is empty"),
+        (100, {}, "prompt", "maximum context length is 100 tokens.*the prompt has 100"),
+        (3, {"max_new_tokens": 0}, "max_new_tokens", "is 0; accepted is 1 or more"),
+        (
+            60,
+            {"max_new_tokens": 41},
+            "max_new_tokens",
+            "maximum context length.*at most 40, found 41",
+        ),
+        (60, {"max_new_tokens": 16}, "max_new_tokens", "need 81 tokens.*pool holds 80"),
+        (3, {"temperature": -0.5}, "temperature", "is -0.5; accepted is 0 or more"),
+        (3, {"temperature": float("nan")}, "temperature", "is nan"),
+        (3, {"top_k": 0}, "top_k", "is 0; accepted is -1"),
+        (3, {"top_p": 0.0}, "top_p", "is 0.0; accepted is above 0"),
+        (3, {"top_p": 1.5}, "top_p", "is 1.5"),
+        (3, {"min_p": 2.0}, "min_p", "is 2.0; accepted is 0 to 1"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(
+    prompt_len: int, params: dict[str, float], param: str, message: str
+) -> None:
+    asked = SamplingParams(**{"max_new_tokens": 8, **params})  # type: ignore[arg-type]
+    with pytest.raises(RequestRejected, match=message) as refused:
+        check_request(Request("a", (1,) * prompt_len, asked), LIMITS)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize("token_id", [-1, 50, 10**9])
+def test_token_ids_outside_the_vocabulary_are_refused(token_id: int) -> None:
+    with pytest.raises(RequestRejected, match=f"token id {token_id}; accepted are 0 to 49"):
+        check_request(Request("a", (1, token_id), SamplingParams(max_new_tokens=1)), LIMITS)
+
+
+def test_the_largest_request_that_fits_is_taken() -> None:
+    check_request(Request("a", (1,) * 60, SamplingParams(max_new_tokens=15)), LIMITS)

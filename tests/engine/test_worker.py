@@ -1,0 +1,234 @@
+"""One thread owns the engine: callers come, leave, cancel; death is told to everyone."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from engine import (
+    EngineDead,
+    EngineDraining,
+    FinishReason,
+    Request,
+    RequestRejected,
+    SamplingParams,
+    TokenEvent,
+)
+from engine.worker import EngineWorker
+from tests.engine.running import prompts
+from tests.engine.tiny_models import VOCAB, tiny_engine, tiny_target, write_tiny_draft
+
+
+@pytest.fixture(scope="module")
+def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_draft(tmp_path_factory.mktemp("draft"))
+
+
+@asynccontextmanager
+async def running(folder: Path, **settings: object) -> AsyncIterator[EngineWorker]:
+    built = tiny_engine(
+        target=tiny_target(has_eos=False), draft_folder=folder, **{"num_pages": 200, **settings}
+    )
+    worker = EngineWorker(built.engine, num_threads=1)
+    try:
+        yield worker
+    finally:
+        worker.close()
+
+
+def ask(request_id: str = "a", max_new_tokens: int = 12, seed: int = 5) -> Request:
+    (prompt,) = prompts(1, vocab=VOCAB, seed=seed)
+    return Request(request_id, tuple(prompt), SamplingParams(max_new_tokens=max_new_tokens))
+
+
+async def collect(worker: EngineWorker, request: Request) -> list[TokenEvent]:
+    return [event async for event in worker.generate(request)]
+
+
+async def baseline(worker: EngineWorker) -> None:
+    """Wait until nothing runs and no page is used."""
+    for _ in range(500):
+        now = await worker.snapshot()
+        if now.num_running == now.num_waiting == now.num_used_pages == 0:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(await worker.snapshot())
+
+
+def test_a_stream_ends_with_its_one_finish(draft_folder: Path) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+            events = await collect(worker, ask())
+            assert [e.finish is not None for e in events] == [False] * (len(events) - 1) + [True]
+            assert sum(len(e.token_ids) for e in events) == 12
+
+    asyncio.run(scenario())
+
+
+def test_requests_of_many_callers_run_together(draft_folder: Path) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+            asked = [ask(str(i), seed=i) for i in range(8)]
+            together = await asyncio.gather(*(collect(worker, r) for r in asked))
+            for request, events in zip(asked, together, strict=True):
+                again = await collect(worker, request)
+                assert [t for e in events for t in e.token_ids] == [
+                    t for e in again for t in e.token_ids
+                ]
+            await baseline(worker)
+
+    asyncio.run(scenario())
+
+
+def test_closing_a_stream_gives_its_pages_back(draft_folder: Path) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+            stream = worker.generate(ask(max_new_tokens=100))
+            await anext(stream)
+            assert (await worker.snapshot()).num_used_pages > 0
+            await stream.aclose()
+            await baseline(worker)
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_caller_is_forgotten_even_before_its_first_token(draft_folder: Path) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder, max_running_requests=1) as worker:
+            tasks = [
+                asyncio.create_task(collect(worker, ask(str(i), max_new_tokens=100)))
+                for i in range(4)
+            ]
+            await asyncio.sleep(0.05)
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(e, asyncio.CancelledError) for e in ended)
+            await baseline(worker)
+
+    asyncio.run(scenario())
+
+
+def test_an_abort_by_id_ends_the_stream_with_that_reason(draft_folder: Path) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+            task = asyncio.create_task(collect(worker, ask(max_new_tokens=100)))
+            while (await worker.snapshot()).num_running == 0:
+                await asyncio.sleep(0.005)
+            assert await worker.abort("somebody else") == 0
+            assert await worker.abort("a") == 1
+            finish = (await task)[-1].finish
+            assert finish is not None
+            assert finish.reason is FinishReason.ABORT
+            await baseline(worker)
+
+    asyncio.run(scenario())
+
+
+def test_a_refused_request_raises_before_its_first_event(draft_folder: Path) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+            with pytest.raises(RequestRejected, match="maximum context length"):
+                await collect(worker, ask(max_new_tokens=5000))
+            assert len(await collect(worker, ask())) > 0
+
+    asyncio.run(scenario())
+
+
+def test_when_the_loop_dies_nobody_is_left_waiting(
+    draft_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+            await collect(worker, ask())
+
+            def explode() -> list[TokenEvent]:
+                raise RuntimeError("out of luck")
+
+            monkeypatch.setattr(worker._engine, "step", explode)
+            for i in range(3):  # those who wait, and those who come after
+                with pytest.raises(EngineDead, match="out of luck"):
+                    await asyncio.wait_for(collect(worker, ask(str(i))), 10)
+            assert not worker.is_healthy()
+            calls: list[Callable[[], Awaitable[object]]] = [
+                worker.flush_cache,
+                lambda: worker.abort(None),
+                lambda: worker.set_context_kv("off"),
+                worker.context_kv_status,
+            ]
+            for call in calls:
+                with pytest.raises(EngineDead):
+                    await asyncio.wait_for(call(), 10)
+            await worker.snapshot()  # still tells how it was
+
+    asyncio.run(scenario())
+    assert "the step loop stopped" in caplog.text
+
+
+def test_a_snapshot_does_not_wait_for_a_hanging_step(
+    draft_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+            step = worker._engine.step
+
+            def hang() -> list[TokenEvent]:
+                time.sleep(0.6)
+                return step()
+
+            monkeypatch.setattr(worker._engine, "step", hang)
+            task = asyncio.create_task(collect(worker, ask(max_new_tokens=1)))
+            await asyncio.sleep(0.4)
+            asked_at = time.monotonic()
+            now = await worker.snapshot()
+            assert time.monotonic() - asked_at < 0.1
+            assert now.seconds_since_progress > 0.2
+            await task
+
+    asyncio.run(scenario())
+
+
+def test_draining_refuses_newcomers_and_lets_the_others_finish(draft_folder: Path) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+            task = asyncio.create_task(collect(worker, ask(max_new_tokens=40)))
+            while (await worker.snapshot()).num_running == 0:
+                await asyncio.sleep(0.005)
+            drained = asyncio.create_task(worker.drain(timeout_s=20))
+            await asyncio.sleep(0)
+            with pytest.raises(EngineDraining):
+                await collect(worker, ask("late"))
+            assert await drained is True
+            assert sum(len(e.token_ids) for e in await task) == 40
+
+    asyncio.run(scenario())
+
+
+def test_draining_ends_what_takes_too_long(draft_folder: Path) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+            task = asyncio.create_task(collect(worker, ask(max_new_tokens=100)))
+            while (await worker.snapshot()).num_running == 0:
+                await asyncio.sleep(0.005)
+            assert await worker.drain(timeout_s=0) is False
+            finish = (await task)[-1].finish
+            assert finish is not None
+            assert finish.reason is FinishReason.ABORT
+
+    asyncio.run(scenario())
+
+
+def test_the_context_writer_is_switched_while_requests_run(draft_folder: Path) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+            expected = await collect(worker, ask("first", max_new_tokens=60))
+            task = asyncio.create_task(collect(worker, ask("second", max_new_tokens=60)))
+            assert (await worker.set_context_kv("off")).path == "per_layer"
+            assert (await worker.set_context_kv("on")).path == "stacked"
+            told = [t for e in await task for t in e.token_ids]
+            assert told == [t for e in expected for t in e.token_ids]
+
+    asyncio.run(scenario())
