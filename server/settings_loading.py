@@ -1,0 +1,131 @@
+"""Flags over environment over file over defaults, and every refusal in one line."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from engine.demo_target import DEMO_TARGET
+from server.settings import Settings, SettingsError
+from server.settings_names import FIELDS
+from server.settings_sources import Assignment, read_environment, read_file
+from server.settings_text import accepted
+
+DEMO_PREFIX = "demo:"
+DEMO_NAME = f"{DEMO_PREFIX}{DEMO_TARGET}"
+
+_FOLDERS = ("model.path", "speculative.draft_model")
+_FILES = ("model.chat_template", "server.api_key_file")
+_SECRETS = ("server.api_key",)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Valid settings, and for each one that is not a default, who set it."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+def load_settings(
+    config: Path | None = None,
+    *,
+    flags: Sequence[Assignment] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Resolved:
+    """Merge all sources and validate. Raises SettingsError naming field, found and accepted."""
+    layers = [
+        read_file(config) if config is not None else [],
+        read_environment(environ or {}),
+        flags,
+    ]
+    given = {a.path: _with_full_path(a) for layer in layers for a in layer}
+    try:
+        settings = Settings.model_validate(_nested(given))
+    except ValidationError as error:
+        raise SettingsError(_complaint(error, given)) from None
+    for assignment in given.values():
+        _check_exists(assignment)
+    return Resolved(settings, {path: a.origin for path, a in given.items()})
+
+
+def _with_full_path(assignment: Assignment) -> Assignment:
+    """Make a path absolute that says where it starts from; hub ids and plain names stay."""
+    value = assignment.value
+    if assignment.path not in (*_FOLDERS, *_FILES) or not isinstance(value, str):
+        return assignment
+    if value.startswith("~"):
+        return replace(assignment, value=str(Path(value).expanduser()))
+    if value in (".", "..") or value.startswith(("./", "../")):
+        return replace(assignment, value=str((assignment.folder / value).resolve()))
+    return assignment
+
+
+def _check_exists(assignment: Assignment) -> None:
+    """A path that can only be a path must lead somewhere; a hub id is checked when it is loaded."""
+    value = assignment.value
+    if not isinstance(value, str):
+        return
+    if value.startswith(DEMO_PREFIX) and value != DEMO_NAME:
+        raise SettingsError(
+            f"{assignment.origin}: {assignment.path}: found {value}; accepted: {DEMO_NAME}"
+        )
+    if assignment.path in _FOLDERS and Path(value).is_absolute() and not Path(value).is_dir():
+        raise SettingsError(
+            f"{assignment.origin}: {assignment.path}: found {value}, which is no folder; "
+            "accepted: a folder with config.json, or a hub id"
+        )
+    if assignment.path in _FILES and not Path(value).is_file():
+        raise SettingsError(
+            f"{assignment.origin}: {assignment.path}: found {value}, which is no file"
+        )
+
+
+def _nested(given: Mapping[str, Assignment]) -> dict[str, Any]:
+    tree: dict[str, Any] = {name: {} for name in Settings.model_fields}
+    for path, assignment in given.items():
+        *parents, name = path.split(".")
+        section = tree
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[name] = _value_of(assignment)
+    return tree
+
+
+def _value_of(assignment: Assignment) -> object:
+    """Flags and variables are text; "null" in them is YAML's, where a field takes it."""
+    can_be_null = "null" in accepted(FIELDS[assignment.path])
+    return None if assignment.value == "null" and can_be_null else assignment.value
+
+
+def _complaint(error: ValidationError, given: Mapping[str, Assignment]) -> str:
+    """The first problem in one line, what was written before what is missing, and their number."""
+    problems: dict[str, Mapping[str, Any]] = {}
+    for problem in error.errors(include_url=False):
+        problems.setdefault(_path_of(problem["loc"]), dict(problem))
+    first, *others = sorted(problems, key=lambda path: path not in given)
+    more = f" (and {len(others)} more)" if others else ""
+    return _sentence(first, problems[first], given.get(first)) + more
+
+
+def _path_of(loc: tuple[int | str, ...]) -> str:
+    """The setting's dotted path; pydantic appends the branch of a union that it tried."""
+    parts = [str(part) for part in loc]
+    for end in range(len(parts), 0, -1):
+        if ".".join(parts[:end]) in FIELDS:
+            return ".".join(parts[:end])
+    return ".".join(parts)
+
+
+def _sentence(path: str, problem: Mapping[str, Any], assignment: Assignment | None) -> str:
+    field = FIELDS.get(path)
+    if field is None:  # two settings that do not go together
+        return str(problem["msg"]).removeprefix("Value error, ")
+    where = f"{assignment.origin}: {path}" if assignment else path
+    if problem["type"] == "missing":
+        return f"{where} is missing; accepted: {accepted(field)} (give --config FILE or --{path})"
+    assert assignment is not None, f"the default of {path} is not valid: {problem}"
+    found = "(hidden)" if path in _SECRETS else repr(assignment.value)
+    return f"{where}: found {found}; accepted: {accepted(field)}"

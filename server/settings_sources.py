@@ -1,0 +1,113 @@
+"""File, environment and flags as one kind of thing: a setting's name, a value, and who said so."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from server.settings import SettingsError
+from server.settings_names import (
+    ENV_PREFIX,
+    FIELDS,
+    PATH_ALIASES,
+    SECTIONS,
+    canonical_path,
+    did_you_mean,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One setting as somebody wrote it."""
+
+    path: str  # canonical
+    value: object
+    origin: str  # "configs/demo.yaml:12", "DSPARK__SERVER__PORT", "--port"
+    folder: Path  # relative paths count from here
+
+
+def read_file(file: Path) -> list[Assignment]:
+    """The settings in a YAML file.
+
+    Raises SettingsError: no such file, not YAML, unknown or repeated keys; with the line.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"config file {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"config file {file}: found bytes that are not UTF-8") from error
+    try:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        return [] if root is None else list(_walk(loader, root, "", file))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise SettingsError(f"{file}{line}: not YAML: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
+
+
+def read_environment(environ: Mapping[str, str]) -> list[Assignment]:
+    """Settings like DSPARK__KV__PAGE_SIZE. Raises SettingsError for one that is not a setting."""
+    return [
+        Assignment(_path_of_variable(name), value, name, Path.cwd())
+        for name, value in environ.items()
+        if name.startswith(ENV_PREFIX)
+    ]
+
+
+def read_flag(flag: str, name: str, value: str | bool) -> Assignment:
+    """One flag, or one `--set name=value`. Raises SettingsError for an unknown name."""
+    return Assignment(canonical_path(name, origin=flag), value, flag, Path.cwd())
+
+
+def _path_of_variable(name: str) -> str:
+    path = name.removeprefix(ENV_PREFIX).replace("__", ".").lower()
+    path = PATH_ALIASES.get(path, path)
+    if path in FIELDS:
+        return path
+    known = [ENV_PREFIX + path.replace(".", "__").upper() for path in FIELDS]
+    raise SettingsError(f"unknown environment variable {name}{did_you_mean(name, known)}")
+
+
+def _walk(
+    loader: yaml.SafeLoader, node: yaml.Node, prefix: str, file: Path
+) -> Iterator[Assignment]:
+    """Flatten a mapping of sections into assignments, one for each value."""
+    if _is_empty(node):
+        return
+    if not isinstance(node, yaml.MappingNode):
+        where = prefix.rstrip(".") or "the file"
+        raise SettingsError(f"{_line(file, node)}: {where}: accepted: a mapping of settings")
+    lines: dict[str, int] = {}
+    for key_node, value_node in node.value:
+        key = str(loader.construct_object(key_node, deep=True)).replace("-", "_")
+        name, origin = prefix + key, _line(file, key_node)
+        if name in lines:
+            raise SettingsError(f"{origin}: {name} is given twice; first in line {lines[name]}")
+        lines[name] = key_node.start_mark.line + 1
+        if _is_section(name, value_node):
+            yield from _walk(loader, value_node, f"{name}.", file)
+        else:
+            value = loader.construct_object(value_node, deep=True)
+            path = canonical_path(name, origin=origin)
+            yield Assignment(path, value, origin, file.resolve().parent)
+
+
+def _is_section(name: str, value: yaml.Node) -> bool:
+    """A mapping is one, known or not (what is in it gives the better complaint)."""
+    if isinstance(value, yaml.MappingNode) and value.value and name not in FIELDS:
+        return True
+    return name in SECTIONS and (name not in PATH_ALIASES or _is_empty(value))
+
+
+def _is_empty(node: yaml.Node) -> bool:
+    is_scalar = isinstance(node, yaml.ScalarNode)
+    return is_scalar and node.tag == "tag:yaml.org,2002:null"
+
+
+def _line(file: Path, node: yaml.Node) -> str:
+    return f"{file}:{node.start_mark.line + 1}"
