@@ -1,0 +1,39 @@
+"""The commands of `dspark`, one file each. A new one needs its file and a line here."""
+
+import argparse
+import importlib
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+
+class CommandModule(Protocol):
+    """What a command's file offers; its docstring is the description in its help.
+
+    The file is light: what is heavy is imported by `run`.
+    """
+
+    USAGE: str
+    __doc__: str | None
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it; the exit code. Raises SettingsError, EngineError or OSError for one line."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    name: str
+    summary: str
+
+    def load(self) -> CommandModule:
+        return cast(CommandModule, importlib.import_module(f"server.commands.{self.name}"))
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("serve", "serve a model over HTTP"),
+    Command("generate", "answer one prompt on this terminal"),
+    Command("doctor", "tell what this machine has, what is missing and what will be used"),
+    Command("fetch", "fetch the demo model into the cache"),
+)

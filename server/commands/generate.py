@@ -1,0 +1,92 @@
+"""Answer one prompt and print the answer as it grows, then its speed and accept length."""
+
+import argparse
+import asyncio
+import sys
+from uuid import uuid4
+
+from engine import EngineClient, Finish, Request, SamplingParams
+from server.commands.starting import (
+    add_checking_flags,
+    configure_log,
+    load_text,
+    resolved_engine_config,
+    running_engine,
+    settle,
+)
+from server.flags import add_settings_flags
+from server.settings import SettingsError
+from server.text import TextCodec
+
+USAGE = "dspark generate [PROMPT] --config FILE [options]"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "prompt", nargs="?", default="-", metavar="PROMPT", help="what to say; - reads stdin"
+    )
+    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="default 256")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="default 0, which is greedy"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="repeat a sampled answer")
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the prompt as it is, without a chat template"
+    )
+    add_checking_flags(parser)
+    add_settings_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    settings = settle(args)
+    if settings is None:
+        return 0
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    if not prompt.strip():
+        raise SettingsError("PROMPT: found nothing; accepted: a text, or - with a text on stdin")
+    configure_log("warning")
+    config = resolved_engine_config(settings)
+    text = load_text(settings, config)
+    request = Request(
+        request_id=uuid4().hex,
+        prompt_ids=tuple(_encode(text, prompt, is_raw=args.raw)),
+        params=SamplingParams(
+            max_new_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed
+        ),
+    )
+    with running_engine(config) as engine:
+        finish = asyncio.run(_answer(engine, text, request))
+    print(summary(finish), file=sys.stderr)
+    return 0
+
+
+def summary(finish: Finish) -> str:
+    """One line about an answer: what it took, and what the draft was worth."""
+    speculation = finish.speculation
+    accept_length = f"{speculation.mean_accept_length:.2f}" if speculation.num_rounds else "-"
+    speed = finish.num_output_tokens / finish.decode_seconds if finish.decode_seconds else 0.0
+    return (
+        f"prompt_tokens={finish.num_prompt_tokens} output_tokens={finish.num_output_tokens} "
+        f"finish={finish.reason.value} accept_length={accept_length} "
+        f"rounds={speculation.num_rounds} prefill_s={finish.prefill_seconds:.2f} "
+        f"decode_s={finish.decode_seconds:.2f} decode_tokens_per_s={speed:.1f}"
+    )
+
+
+def _encode(text: TextCodec, prompt: str, *, is_raw: bool) -> list[int]:
+    if is_raw or not text.has_chat_template:
+        return text.encode(prompt)
+    return text.encode_chat([{"role": "user", "content": prompt}])
+
+
+async def _answer(engine: EngineClient, text: TextCodec, request: Request) -> Finish:
+    """Print the answer while it comes. Raises RequestRejected or EngineDead."""
+    decoder = text.decoder(eos_token_ids=engine.info.eos_token_ids)
+    finish: Finish | None = None
+    async for event in engine.generate(request):
+        sys.stdout.write("".join(decoder.push(token_id) for token_id in event.token_ids))
+        sys.stdout.flush()
+        finish = event.finish
+    assert finish is not None, f"{request.request_id} ended without a finish"
+    print(decoder.flush())
+    return finish

@@ -1,0 +1,62 @@
+"""Progress of long work: a bar on a terminal, one line per piece of work anywhere else."""
+
+import time
+from types import TracebackType
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+_BYTES = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}]"
+_UNKNOWN = "{desc} [{elapsed}]"
+
+
+class TerminalProgress:
+    """The engine's Progress, shown on `stream`."""
+
+    def __init__(self, *, stream: TextIO) -> None:
+        self._stream = stream
+        self._bar: tqdm[Any] | None = None
+        self._is_terminal = stream.isatty()
+        self._label: str | None = None
+        self._started = 0.0
+
+    def __enter__(self) -> "TerminalProgress":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._finish(is_done=error is None)
+
+    def start(self, label: str, *, total: int | None) -> None:
+        self._finish(is_done=True)
+        self._label, self._started = label, time.monotonic()
+        if self._is_terminal:
+            self._bar = tqdm(
+                desc=label,
+                total=total,
+                unit="B",
+                unit_scale=True,
+                file=self._stream,
+                dynamic_ncols=True,
+                bar_format=_UNKNOWN if total is None else _BYTES,
+            )
+        else:
+            print(f"{label} ...", file=self._stream, flush=True)
+
+    def update(self, done: int) -> None:
+        if self._bar is not None:
+            self._bar.n = done
+            self._bar.refresh()
+
+    def _finish(self, *, is_done: bool) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        elif self._label is not None and is_done:
+            seconds = time.monotonic() - self._started
+            print(f"{self._label}: done in {seconds:.1f} s", file=self._stream, flush=True)
+        self._label = None

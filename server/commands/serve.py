@@ -1,0 +1,142 @@
+"""Serve a model over HTTP: native and OpenAI routes, on one address, until told to stop.
+
+SIGTERM or SIGINT lets running requests finish for server.shutdown_timeout_s seconds; a second one
+aborts them. `dspark serve MODEL` is short for `dspark serve --model.path MODEL`."""
+
+import argparse
+import json
+import logging
+import time
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from engine import EngineClient, EngineConfig
+from server.app import begin_draining, create_app
+from server.commands.starting import (
+    add_checking_flags,
+    api_key,
+    configure_log,
+    load_text,
+    resolved_engine_config,
+    running_engine,
+    settle,
+)
+from server.engine_config import count_or_none
+from server.flags import add_settings_flags
+from server.lifetime import DrainingServer
+from server.listening import Listener
+from server.options import ServerOptions
+from server.sampling_defaults import model_sampling
+from server.settings import Settings
+from server.settings_loading import DEMO_PREFIX
+from server.settings_sources import read_flag
+from server.settings_text import public_values
+from server.text import TextCodec
+
+USAGE = "dspark serve [MODEL] [--config FILE] [options]"
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder or hub id of the target")
+    add_checking_flags(parser)
+    add_settings_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    started = time.monotonic()
+    model = [read_flag("MODEL", "model.path", args.model)] if args.model else []
+    settings = settle(args, more=model)
+    if settings is None:
+        return 0
+    configure_log(settings.observability.log_level)
+    key = api_key(settings)
+    with Listener(host=settings.server.host, port=settings.server.port) as listener:
+        config = resolved_engine_config(settings)
+        text = load_text(settings, config)
+        with running_engine(config) as engine:
+            options = server_options(settings, config, key=key)
+            server = _web_server(settings, engine, text, options, listener.url, started)
+            listener.listen()
+            server.run(sockets=[listener.socket])
+            return 0 if server.started else 1
+
+
+def server_options(settings: Settings, config: EngineConfig, *, key: str | None) -> ServerOptions:
+    """What the HTTP service needs to know. Raises LoadError."""
+    server = settings.server
+    sampling = {}
+    if server.sampling_defaults == "model":
+        sampling = model_sampling(config.target, revision=config.target_revision)
+    return ServerOptions(
+        served_name=served_name(settings),
+        config=public_values(settings),
+        default_sampling=sampling,
+        default_max_tokens=count_or_none(server.default_max_tokens),
+        max_tokens_cap=count_or_none(server.max_tokens_cap),
+        api_key=key,
+        max_body_bytes=server.max_body_bytes,
+        keepalive_s=server.keepalive_s,
+        stall_s=settings.observability.stall_seconds,
+    )
+
+
+def served_name(settings: Settings) -> str:
+    """The name in /v1/models: as set, else the hub id, else the folder's name."""
+    path = settings.model.path
+    if settings.model.served_name is not None:
+        return settings.model.served_name
+    if path.startswith(DEMO_PREFIX):
+        return path.removeprefix(DEMO_PREFIX)
+    return Path(path).resolve().name if Path(path).is_dir() else path
+
+
+def example(url: str, *, has_chat_template: bool, needs_key: bool) -> str:
+    """A line to paste into a shell that shows the server at work."""
+    route = "/v1/chat/completions" if has_chat_template else "/v1/completions"
+    body: dict[str, object] = {"prompt": _QUESTION}
+    if has_chat_template:
+        body = {"messages": [{"role": "user", "content": _QUESTION}]}
+    key = " -H 'authorization: Bearer KEY'" if needs_key else ""
+    data = json.dumps({**body, "max_tokens": 128, "stream": True})
+    return f"curl -N {url}{route}{key} -H 'content-type: application/json' -d '{data}'"
+
+
+_QUESTION = "Tom has 3 boxes of 12 pens and gives away 9 pens. How many are left?"
+
+
+def _web_server(
+    settings: Settings,
+    engine: EngineClient,
+    text: TextCodec,
+    options: ServerOptions,
+    url: str,
+    started: float,
+) -> DrainingServer:
+    app = create_app(engine=engine, text=text, options=options)
+
+    def say_ready() -> None:
+        seconds = time.monotonic() - started
+        logger.info("serving %s on %s, ready in %.1f s", options.served_name, url, seconds)
+        needs_key = options.api_key is not None
+        line = example(url, has_chat_template=text.has_chat_template, needs_key=needs_key)
+        logger.info("try it: %s", line)
+
+    async def drain() -> None:
+        await _drain(app, engine, settings.server.shutdown_timeout_s)
+
+    async def abandon() -> None:
+        logger.warning("told again: %d running requests are aborted", await engine.abort(None))
+
+    return DrainingServer(app, on_ready=say_ready, drain=drain, abandon=abandon)
+
+
+async def _drain(app: FastAPI, engine: EngineClient, timeout_s: float) -> None:
+    begin_draining(app)
+    logger.info("draining: running requests may finish for %g s", timeout_s)
+    if await engine.drain(timeout_s):
+        logger.info("drained: no request is running")
+    else:
+        logger.warning("time is up: the remaining requests are aborted")

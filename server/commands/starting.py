@@ -1,0 +1,121 @@
+"""What every command that runs a model does first: settings, log, target, engine."""
+
+import argparse
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine import EngineClient, EngineConfig, LoadError
+from engine.demo_target import default_cache_dir, ensure_demo_target
+from server.commands.progress import TerminalProgress
+from server.engine_config import to_engine_config
+from server.flags import settings_flags
+from server.settings import Settings, SettingsError
+from server.settings_loading import DEMO_NAME, load_settings
+from server.settings_sources import Assignment
+from server.settings_text import effective_yaml
+from server.text import TextCodec
+
+_OURS = ("server", "engine", "draft", "kv_pool")
+# Libraries that warn about what is no concern of ours: parts of torchao for other hardware, and
+# torch about the way in which torchao registers its types.
+_CHATTERERS = ("torchao", "torch.utils._pytree")
+
+
+def add_checking_flags(parser: argparse.ArgumentParser) -> None:
+    """--check and --print-config."""
+    parser.add_argument("--check", action="store_true", help="validate the settings and exit")
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print the effective settings, with where each comes from, and exit",
+    )
+
+
+def settle(args: argparse.Namespace, *, more: Sequence[Assignment] = ()) -> Settings | None:
+    """The settings of a command line; None if it only asked to check or print them.
+
+    `more` are settings that the command's own arguments stand for. Raises SettingsError.
+    """
+    flags = [*more, *settings_flags(args)]
+    resolved = load_settings(args.config, flags=flags, environ=os.environ)
+    if args.print_config:
+        print(effective_yaml(resolved.settings, resolved.origins), end="")
+    elif args.check:
+        print("the settings are valid")
+    return None if args.check or args.print_config else resolved.settings
+
+
+def configure_log(level: str) -> None:
+    """Lines to stderr; libraries are heard only when something is wrong."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )
+    for name in _OURS:
+        logging.getLogger(name).setLevel(level.upper())
+    for name in _CHATTERERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def resolved_engine_config(settings: Settings) -> EngineConfig:
+    """The engine's config with a target that can be loaded; fetches the demo target if asked for.
+
+    Raises LoadError.
+    """
+    config = to_engine_config(settings)
+    if config.target != DEMO_NAME:
+        return config
+    with TerminalProgress(stream=sys.stderr) as progress:
+        folder = ensure_demo_target(cache_dir=default_cache_dir(os.environ), progress=progress)
+    return dataclasses.replace(config, target=str(folder))
+
+
+def load_text(settings: Settings, config: EngineConfig) -> TextCodec:
+    """The target's tokenizer and chat template. Raises LoadError."""
+    template = settings.model.chat_template
+    try:
+        return TextCodec.load(
+            config.target,
+            revision=config.target_revision,
+            trust_remote_code=config.trust_remote_code,
+            chat_template=Path(template).read_text(encoding="utf-8") if template else None,
+        )
+    except (OSError, ValueError) as error:
+        raise LoadError(f"model.path: no tokenizer in {config.target}: {error}") from error
+
+
+@contextmanager
+def running_engine(config: EngineConfig) -> Iterator[EngineClient]:
+    """An engine for as long as the block lasts. Raises LoadError."""
+    from transformers.utils import logging as transformers_logging
+
+    from engine.build import build_engine  # heavy: loads torch and transformers
+
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()
+    engine = build_engine(config)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def api_key(settings: Settings) -> str | None:
+    """The key from its setting or its file. Raises SettingsError for a file without one."""
+    server = settings.server
+    if server.api_key is not None:
+        return server.api_key.get_secret_value()
+    if server.api_key_file is None:
+        return None
+    key = Path(server.api_key_file).read_text(encoding="utf-8").strip()
+    if not key:
+        raise SettingsError(f"server.api_key_file: found {server.api_key_file} empty")
+    return key

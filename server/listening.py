@@ -1,0 +1,63 @@
+"""The address to serve on: taken before models are loaded, so that a clash is known at once."""
+
+import errno
+import socket
+from types import TracebackType
+
+_BACKLOG = 2048
+
+
+class PortInUse(OSError):
+    """Somebody else listens on the address. str() names the setting and a way out."""
+
+
+class Listener:
+    """Holds the address while the block lasts; connections are taken from `listen` on.
+
+    Raises PortInUse, or OSError for an address that this machine does not have.
+    """
+
+    def __init__(self, *, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.socket = socket.socket(family, socket.SOCK_STREAM)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self.socket.bind((host, port))
+        except OSError as error:
+            self.socket.close()
+            raise self._explained(error) from error
+
+    def __enter__(self) -> "Listener":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.socket.close()
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine finds the server."""
+        name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
+        return f"http://[{name}]:{self._port}" if ":" in name else f"http://{name}:{self._port}"
+
+    def listen(self) -> None:
+        """Let clients in. Raises PortInUse if somebody else was faster since the bind."""
+        try:
+            self.socket.listen(_BACKLOG)
+        except OSError as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: OSError) -> OSError:
+        if error.errno == errno.EADDRINUSE:
+            return PortInUse(
+                f"server.port: {self._host}:{self._port} is in use; accepted: a free port, "
+                f"for example --port {self._port % 65535 + 1}"
+            )
+        return OSError(
+            f"server.host: cannot listen on {self._host}:{self._port}: {error.strerror or error}"
+        )

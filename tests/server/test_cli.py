@@ -1,0 +1,386 @@
+"""`dspark`: help, refusals in one line with an exit code, and the commands over small fakes."""
+
+import json
+import logging
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from engine import EngineConfig, LoadError
+from server.cli import main
+from server.commands import COMMANDS, doctor, generate, serve, starting
+from server.commands.progress import TerminalProgress
+from server.settings_loading import load_settings
+from server.settings_sources import read_flag
+from tests.server.fakes import FakeEngine, byte_codec, wait_until
+
+ROOT = Path(__file__).parents[2]
+DEMO = str(ROOT / "configs" / "demo.yaml")
+PLAIN = ["--model", "some/target", "--speculative-algorithm", "none"]
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """Commands configure logging for their process; a test gives it back."""
+    root, levels = logging.getLogger(), {}
+    handlers, level = root.handlers[:], root.level
+    for name in ("server", "engine", "draft", "kv_pool"):
+        levels[name] = logging.getLogger(name).level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for name, before in levels.items():
+        logging.getLogger(name).setLevel(before)
+
+
+def use_fake_engine(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> list[EngineConfig]:
+    """Commands get this engine and a tokenizer of bytes; the configs they asked with."""
+    asked: list[EngineConfig] = []
+
+    @contextmanager
+    def running(config: EngineConfig) -> Iterator[FakeEngine]:
+        asked.append(config)
+        yield engine
+
+    for module in (generate, serve, doctor):
+        monkeypatch.setattr(module, "running_engine", running)
+    for module in (generate, serve):
+        monkeypatch.setattr(module, "load_text", lambda settings, config: byte_codec())
+    monkeypatch.setattr(serve, "model_sampling", lambda target, revision: {"top_k": 7})
+    return asked
+
+
+# -- the frame -------------------------------------------------------------------------------
+
+
+def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for command in COMMANDS:
+        assert f"  {command.name}" in out
+
+
+@pytest.mark.parametrize("name", [command.name for command in COMMANDS])
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith(f"usage: dspark {name}")
+    assert captured.err == ""
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "line"),
+    [
+        (["srve"], 2, "dspark: unknown command srve; did you mean serve?"),
+        (["xyz"], 2, "dspark: unknown command xyz; accepted: serve, generate,"),
+        (["serve"], 2, "dspark: model.path is missing"),
+        (
+            ["serve", "--prot", "1"],
+            2,
+            "dspark: dspark serve: unknown flag --prot; did you mean --p",
+        ),
+        (["serve", "a/b", "c/d"], 2, "unrecognized arguments: c/d; see dspark serve --help"),
+        (["serve", "--config", "no.yaml"], 2, "dspark: config file no.yaml: No such file"),
+        (["generate", "hi", "--max-tokens", "x"], 2, "argument --max-tokens: invalid int value"),
+        (["generate", " ", *PLAIN], 2, "dspark: PROMPT: found nothing"),
+        (["fetch", "other"], 2, "dspark: NAME: found other; accepted: demo:smollm2-135m-instruct"),
+        (["serve", *PLAIN, "--host", "192.0.2.1"], 1, "dspark: server.host: cannot listen on"),
+    ],
+)
+def test_a_refusal_is_one_line_and_an_exit_code(
+    argv: list[str], code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert line in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_port_in_use_is_refused_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert main(["serve", *PLAIN, "--port", str(port)]) == 1
+    assert f"dspark: server.port: 127.0.0.1:{port} is in use" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(settings: object, config: object) -> None:
+        raise LoadError("model.path: found a teapot;\n accepted: a model")
+
+    monkeypatch.setattr(generate, "load_text", refuse)
+    assert main(["generate", "hi", *PLAIN]) == 1
+    assert capsys.readouterr().err == "dspark: model.path: found a teapot; accepted: a model\n"
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (BrokenPipeError(), 1)])
+def test_an_interrupt_and_a_closed_pipe_leave_no_traceback(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(generate, "settle", stop)
+    assert main(["generate", "hi"]) == code
+
+
+def test_being_terminated_unwinds_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    unwound: list[bool] = []
+
+    def wait(args: object) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            unwound.append(True)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(generate, "settle", wait)
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", "hi"])
+    assert (ended.value.code, unwound) == (143, [True])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_python_m_server_is_the_same_program() -> None:
+    command = [sys.executable, "-m", "server", "serve", "--config", DEMO, "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "the settings are valid\n")
+
+
+def test_the_command_line_and_the_service_import_no_torch() -> None:
+    script = "import sys, server.cli, server.app, server.commands.serve as s; s.add_arguments; "
+    script += "assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+# -- checking --------------------------------------------------------------------------------
+
+
+def test_check_validates_and_loads_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--config", DEMO, "--check"]) == 0
+    assert capsys.readouterr().out == "the settings are valid\n"
+    assert main(["serve", "--config", DEMO, "--check", "--port", "0"]) == 2
+
+
+def test_print_config_tells_where_a_value_comes_from(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSPARK__KV__PAGE_SIZE", "4")
+    assert main(["serve", "a/b", "--config", DEMO, "--print-config", "--port", "8001"]) == 0
+    out = capsys.readouterr().out
+    assert "  path: a/b  # MODEL\n" in out
+    assert "  page_size: 4  # DSPARK__KV__PAGE_SIZE\n" in out
+    assert "  port: 8001  # --port\n" in out
+    assert f"  memory_gib: 1.0  # {DEMO}:" in out
+
+
+# -- generate --------------------------------------------------------------------------------
+
+
+def test_generate_prints_the_answer_and_then_its_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine("héllo wörld")
+    asked = use_fake_engine(monkeypatch, engine)
+    argv = ["generate", "say hello", *PLAIN, "--max-tokens", "50", "--temperature", "0.5"]
+    assert main([*argv, "--seed", "3"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "héllo wörld\n"
+    assert re.search(r"output_tokens=14 finish=stop accept_length=2\.33 ", captured.err)
+    (request,) = engine.requests
+    assert bytes(request.prompt_ids).decode() == "user: say hello\nassistant: "
+    assert (request.params.max_new_tokens, request.params.temperature) == (50, 0.5)
+    assert request.params.seed == 3
+    assert asked == [EngineConfig(target="some/target")]
+
+
+def test_generate_reads_stdin_and_leaves_a_raw_prompt_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine()
+    use_fake_engine(monkeypatch, engine)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(read=lambda: "once upon"))
+    assert main(["generate", "--raw", *PLAIN]) == 0
+    assert bytes(engine.requests[0].prompt_ids[1:]) == b"once upon"
+    assert capsys.readouterr().out == "hello world\n"
+
+
+# -- serve -----------------------------------------------------------------------------------
+
+
+def test_serve_says_where_it_is_and_how_to_ask_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line in the log works when pasted, and a signal ends the server with exit code 0."""
+    use_fake_engine(monkeypatch, FakeEngine("41 pens", max_len=400))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    answers: list[str] = []
+
+    def client() -> None:
+        log = ""
+
+        def is_ready() -> bool:
+            nonlocal log
+            log += capsys.readouterr().err
+            return "try it: " in log
+
+        try:
+            wait_until(is_ready, timeout_s=20)
+            words = shlex.split(log.partition("try it: ")[2])
+            url, data = words[2], words[words.index("-d") + 1]
+            answers.append(httpx.post(url, json=json.loads(data), timeout=10).text)
+            answers.append(httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["data"][0]["id"])
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    assert main(["serve", *PLAIN, "--port", str(port)]) == 0
+    thread.join()
+    assert "41 " in answers[0]
+    assert answers[0].endswith("data: [DONE]\n\n")
+    assert answers[1] == "some/target"
+
+
+def settings_of(*argv: str) -> object:
+    flags = [
+        read_flag(name, name, value) for name, value in zip(argv[::2], argv[1::2], strict=True)
+    ]
+    return load_settings(flags=flags).settings
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("demo:smollm2-135m-instruct", "smollm2-135m-instruct"),
+        ("a/b", "a/b"),
+        (str(ROOT), ROOT.name),
+    ],
+)
+def test_a_model_is_served_under_its_own_name(path: str, name: str) -> None:
+    flags = ["speculative.algorithm", "none", "model.path", path]
+    assert serve.served_name(settings_of(*flags)) == name  # type: ignore[arg-type]
+    named = settings_of(*flags, "model.served_name", "mine")
+    assert serve.served_name(named) == "mine"  # type: ignore[arg-type]
+
+
+def test_options_of_the_service_come_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "model_sampling", lambda target, revision: {"top_k": 7})
+    flags = ["model.path", "a/b", "speculative.algorithm", "none", "server.max_tokens_cap", "9"]
+    config = EngineConfig(target="a/b")
+    options = serve.server_options(settings_of(*flags), config, key="k")  # type: ignore[arg-type]
+    assert (options.max_tokens_cap, options.default_max_tokens, options.api_key) == (9, None, "k")
+    assert options.default_sampling == {"top_k": 7}
+    neutral = settings_of(*flags, "server.sampling_defaults", "neutral")
+    options = serve.server_options(neutral, config, key=None)  # type: ignore[arg-type]
+    assert options.default_sampling == {}
+
+
+def test_a_key_can_lie_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("  hunter2\n")
+    flags = ["model.path", "a/b", "speculative.algorithm", "none"]
+    with_file = settings_of(*flags, "server.api_key_file", str(file))
+    assert starting.api_key(with_file) == "hunter2"  # type: ignore[arg-type]
+    assert starting.api_key(settings_of(*flags)) is None  # type: ignore[arg-type]
+
+
+def test_a_key_in_the_example_is_a_place_to_fill_in() -> None:
+    line = serve.example("http://x:1", has_chat_template=False, needs_key=True)
+    assert line.startswith("curl -N http://x:1/v1/completions -H 'authorization: Bearer KEY'")
+
+
+# -- doctor and progress ---------------------------------------------------------------------
+
+
+def test_doctor_looks_at_the_machine_without_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for word in ("cores", "memory", "accelerator", "torch", "transformers", "demo target"):
+        assert f"  {word}" in out or f"{word}\n" in out
+    assert "give --config FILE" in out
+
+
+def test_doctor_names_what_is_missing_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DSPARK_CACHE", str(tmp_path))
+    assert main(["doctor", "--config", DEMO]) == 0
+    out = capsys.readouterr().out
+    assert "demo target  dspark fetch" in out
+    assert "not loaded  demo:smollm2-135m-instruct is not on this machine" in out
+
+
+def test_doctor_reports_the_active_paths_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_fake_engine(monkeypatch, FakeEngine())
+    argv = ["--model", str(tmp_path), "--draft-model", str(tmp_path)]
+    assert main(["doctor", *argv]) == 0
+    out = capsys.readouterr().out
+    assert "context KV path    per_layer: layer 1 has a bias (mode auto)" in out
+    assert "attention backend  " in out
+
+
+def test_progress_without_a_terminal_is_a_line_per_piece_of_work(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with TerminalProgress(stream=sys.stderr) as progress:
+        progress.start("downloading", total=10)
+        progress.update(5)
+        progress.start("converting", total=None)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "downloading ..."
+    assert re.fullmatch(r"downloading: done in \d+\.\d s", lines[1])
+    assert len(lines) == 4
+
+
+def test_a_reader_that_goes_away_is_no_error_of_ours() -> None:
+    script = f"{shlex.quote(sys.executable)} -m server serve --help | head -n 1"
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, check=True)
+    assert done.stderr == b""
+
+
+# -- the real thing --------------------------------------------------------------------------
+
+
+@pytest.mark.weights
+def test_generate_answers_with_the_demo_pair(demo_target: Path) -> None:
+    argv = ["generate", "What is 2 + 3?", "--config", DEMO, "--max-tokens", "8"]
+    argv += ["--device.num_threads", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "server", *argv],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert re.fullmatch(r"prompt_tokens=\d+ output_tokens=\d+ .*\n", done.stderr), done.stderr
