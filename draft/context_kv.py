@@ -69,7 +69,8 @@ class ContextKVWriter:
 
         Raises ValueError when the mode is `on` and the stacked form no longer holds.
         """
-        self._write(aux_hidden, positions, slots, None)
+        if slots.shape[0] > 0:
+            self._write(aux_hidden, positions, slots, None)
 
     def write_committed(
         self,
@@ -109,8 +110,9 @@ class ContextKVWriter:
     def _write_layers(
         self, context: Tensor, positions: Tensor, slots: Tensor, source: Tensor | None
     ) -> None:
+        rotations = self._network.rotations(positions)
         for attention in self._network.attentions:
-            keys, values = attention.keys_values(context, attention.rotary.at(positions))
+            keys, values = attention.keys_values(context, rotations[attention.rotary])
             if source is not None:
                 keys, values = keys.index_select(0, source), values.index_select(0, source)
             self._pool.write_draft_layer(attention.layer, slots, keys, values)

@@ -81,7 +81,7 @@ class DSparkNetwork(nn.Module):
     ) -> Float[Tensor, "B K E"]:
         """Run the blocks, all slots in one flat row; the result is after the final norm."""
         x: Tensor = self.embed_tokens(ids.flatten())  # (B * K, E)
-        rotations = self._rotations(positions.flatten())
+        rotations = self.rotations(positions.flatten())
         for layer in self.layers:
             x = layer(x, rotations, block)
         hidden: Tensor = self.norm(x)
@@ -108,7 +108,7 @@ class DSparkNetwork(nn.Module):
         logits: Tensor = self.confidence_head(hidden, previous)
         return logits
 
-    def _rotations(self, positions: Int[Tensor, "T"]) -> dict[RotaryTable, Rotation]:
+    def rotations(self, positions: Int[Tensor, "T"]) -> dict[RotaryTable, Rotation]:
         """One look-up for each table that is really different."""
         tables = {attention.rotary for attention in self.attentions}
         return {table: table.at(positions) for table in tables}

@@ -16,7 +16,7 @@ from draft.rotary import RotaryTable, rotate
 _PLAIN_TENSORS = (Tensor, nn.Parameter)  # exactly these: a quantised tensor is a subclass
 
 # What a parameter must still be for the stacked form to be that parameter.
-_Seat = tuple[int, torch.dtype, torch.device, torch.Size, bool]
+_Seat = tuple[int, bool, type[Tensor], torch.dtype, torch.device, torch.Size]
 
 
 def why_not_stacked(attentions: Sequence[BlockAttention]) -> str | None:
@@ -162,4 +162,5 @@ def _seats(attention: BlockAttention) -> tuple[_Seat | None, ...]:
 def _seat(tensor: Tensor | None) -> _Seat | None:
     if tensor is None:
         return None
-    return tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.is_contiguous()
+    place = tensor.data_ptr(), tensor.is_contiguous()
+    return (*place, type(tensor), tensor.dtype, tensor.device, tensor.shape)

@@ -57,15 +57,17 @@ def new_pool(
     page_size: int = 4,
     num_slots: int = 256,
     dtype: torch.dtype = torch.float32,
+    kind: type[KVPool] = KVPool,
+    device: torch.device = CPU,
 ) -> KVPool:
-    return KVPool(
+    return kind(
         num_pages=-(-num_slots // page_size),
         page_size=page_size,
         target_shapes=[],
         target_dtype=dtype,
         num_draft_layers=config.num_layers,
         draft_shape=config.kv_shape,
-        device=CPU,
+        device=device,
     )
 
 
