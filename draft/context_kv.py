@@ -84,7 +84,9 @@ class ContextKVWriter:
         Every row is projected, and each row past a request's commit_lens is then replaced,
         slot and all, by a copy of the batch's first committed row. So one slot is written
         several times with the same bits, and no other slot is touched: no mask, no dump slot,
-        no host sync. commit_lens may be 0 for some requests (a padded batch), not for all.
+        no host sync. commit_lens may be 0 for some requests (a padded batch), not for all. The
+        positions of rows past commit_lens must lie in the rotary table; their slots may be
+        anything.
         """
         width = slots.shape[1]
         committed = torch.arange(width, device=slots.device) < commit_lens[:, None]  # (B, W)

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from draft.checkpoint import StoredTensor, list_tensors, read_tensors
@@ -21,17 +20,17 @@ def load_network(
     folder: Path,
     config: DSparkConfig,
     *,
-    embedding: Float[Tensor, "V E"],
-    lm_head: Float[Tensor, "V E"],
+    embedding: Tensor,
+    lm_head: Tensor,
     dtype: torch.dtype,
     device: torch.device,
     max_positions: int,
 ) -> DSparkNetwork:
     """A draft ready to serve sequences of up to max_positions tokens.
 
-    embedding and lm_head are the target's own, and become the draft's by reference where dtype
-    and device agree (else as a copy). Where they are not plain tensors, as in a quantised
-    target, the checkpoint must bring its own.
+    embedding and lm_head, [V, E] each, are the target's own, and become the draft's by reference
+    where dtype and device agree (else as a copy). Where they are not plain tensors, as in a
+    quantised target, the checkpoint must bring its own.
 
     Raises DraftLoadError for a tensor that is missing, unknown, or of another shape or dtype.
     """

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from draft import DraftLoadError, DSparkNetwork, TargetFacts, load_network, read_config
 from tests.draft.golden import FOLDERS, ROOT, facts_of
+from tests.draft.serving import Served, prompts_of
 from tests.draft.tiny import CPU
 
 SHIPPED = Path(__file__).parents[2] / "draft" / "pretrained" / "smollm2-135m-instruct"
@@ -276,6 +277,11 @@ def test_the_shipped_draft_fits_its_target() -> None:
         max_positions=128,
     )
     assert (config.block_size, config.tap_layers) == (5, (1, 8, 14, 21, 27))
+    served = Served(network, prompts_of(network, [9]))
+    block = served.proposer.propose(served.request())
+    assert block.draft_ids.shape == (1, 5)
+    assert block.confidence_logits is not None
+    assert block.confidence_logits.isfinite().all()
     own = sum(p.numel() for p in network.parameters()) - 2 * embedding.numel()
     assert own == pytest.approx(15.0e6, rel=0.01)
 
