@@ -177,7 +177,7 @@ def _make_pool(
         target_shapes=[probe.shapes[layer] for layer in sorted(probe.shapes)],
         target_dtype=target.dtype,
         num_draft_layers=draft.config.num_layers if draft is not None else 0,
-        draft_shape=draft.kv_shape if draft is not None else None,
+        draft_shape=draft.config.kv_shape if draft is not None else None,
         draft_dtype=target.dtype,
         device=device,
     )

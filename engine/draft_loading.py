@@ -17,7 +17,6 @@ from draft import (
 from engine.config import EngineConfig
 from engine.errors import LoadError
 from engine.target_loading import LoadedTarget
-from kv_pool import KVShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +25,6 @@ class LoadedDraft:
 
     config: DSparkConfig
     network: DSparkNetwork
-
-    @property
-    def kv_shape(self) -> KVShape:
-        return KVShape(self.config.num_kv_heads, self.config.head_dim, self.config.head_dim)
 
 
 def load_draft(config: EngineConfig, target: LoadedTarget, device: torch.device) -> LoadedDraft:
@@ -50,7 +45,7 @@ def load_draft(config: EngineConfig, target: LoadedTarget, device: torch.device)
             lm_head=target.parts.lm_head.get_parameter("weight"),
             dtype=target.dtype,
             device=device,
-            max_positions=target.max_len + draft_config.block_size,
+            max_positions=target.max_len,
         )
     except DraftLoadError as error:
         raise LoadError(f"speculative.draft_model: {error}") from error

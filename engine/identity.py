@@ -110,11 +110,11 @@ def _first_difference(
         position=position,
         expected_id=expected[position] if position < len(expected) else None,
         found_id=found[position] if position < len(found) else None,
-        top2_gap=_top2_gap(target, [*prompt, *expected[:position]]),
+        top2_gap=top2_gap(target, [*prompt, *expected[:position]]),
     )
 
 
-def _top2_gap(target: LoadedTarget, ids: Sequence[int]) -> float:
+def top2_gap(target: LoadedTarget, ids: Sequence[int]) -> float:
     """Gap between the two best next-token logits, by the model's own dense attention."""
     device = next(target.model.parameters()).device
     with attention_implementation(target.model, "sdpa"), torch.inference_mode():

@@ -30,7 +30,7 @@ def plan_pool(
         shapes,
         target.dtype,
         draft.config.num_layers if draft is not None else 0,
-        draft.kv_shape if draft is not None else None,
+        draft.config.kv_shape if draft is not None else None,
         target.dtype,
     )
     target_bytes = parameter_bytes(target.model)

@@ -28,3 +28,9 @@ def demo_target() -> Path:
 def demo_draft() -> Path:
     """Folder of the draft that ships with the project."""
     return Path(__file__).parents[1] / "draft" / "pretrained" / "smollm2-135m-instruct"
+
+
+@pytest.fixture(scope="session")
+def golden_draft(demo_draft: Path) -> Path:
+    """Folder of the draft that the golden traces were made with."""
+    return demo_draft

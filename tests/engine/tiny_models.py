@@ -164,7 +164,7 @@ def load_tiny_draft(folder: Path, target: LoadedTarget) -> LoadedDraft:
         lm_head=target.parts.lm_head.get_parameter("weight"),
         dtype=target.dtype,
         device=CPU,
-        max_positions=target.max_len + config.block_size,
+        max_positions=target.max_len,
     )
     return LoadedDraft(config, network)
 
