@@ -1,0 +1,63 @@
+# The server in a container.
+#
+#   docker build -t dspark .
+#   docker run --rm -p 8000:8000 -v dspark-cache:/cache dspark serve --config configs/demo.yaml
+#
+# For an NVIDIA GPU (and then `docker run --gpus all ...`):
+#
+#   docker build -t dspark-cuda --build-arg DEVICE=cuda .
+#
+# The package index may offer torch for CUDA only, which is several gigabytes larger than a CPU
+# needs. An index that carries the CPU build can be named with --build-arg TORCH_INDEX_URL=...
+
+ARG PYTHON=3.11
+
+# -- build: a virtual environment with everything in it ---------------------------------------
+FROM python:${PYTHON}-slim AS build
+ARG DEVICE=cpu
+ARG TORCH_INDEX_URL=
+WORKDIR /src
+RUN python -m venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH
+
+# torch first, in a layer of its own: it is the largest and changes least.
+COPY constraints.txt ./
+RUN pip install --no-cache-dir --constraint constraints.txt \
+    ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} \
+    "torch==$(sed -n 's/^torch==//p' constraints.txt)"
+
+COPY pyproject.toml README.md LICENSE ./
+COPY kv_pool ./kv_pool
+COPY draft ./draft
+COPY engine ./engine
+COPY server ./server
+RUN extras=demo,quantized; \
+    if [ "$DEVICE" = cuda ]; then extras=$extras,cuda; fi; \
+    pip install --no-cache-dir --constraint constraints.txt ".[$extras]"
+
+# -- run: that environment, the configs and the draft of the demo pair, and an ordinary user --
+FROM python:${PYTHON}-slim
+RUN useradd --create-home --uid 1000 dspark && mkdir /cache && chown dspark /cache
+COPY --from=build /opt/venv /opt/venv
+WORKDIR /app
+COPY configs ./configs
+COPY draft/pretrained ./draft/pretrained
+
+# The cache holds the demo target, and what comes from a model hub.
+ENV PATH=/opt/venv/bin:$PATH \
+    DSPARK_CACHE=/cache \
+    HF_HOME=/cache/huggingface \
+    DSPARK__SERVER__HOST=0.0.0.0 \
+    DSPARK__SERVER__PORT=8000 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+VOLUME /cache
+EXPOSE 8000
+USER dspark
+
+# The first start fetches and converts a model before it answers.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=300s \
+    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ['DSPARK__SERVER__PORT']}/health\", timeout=3)"]
+
+ENTRYPOINT ["dspark"]
+CMD ["--help"]
