@@ -35,37 +35,49 @@ class Parser(argparse.ArgumentParser):
         return self.parse_args(argv)
 
 
-def add_settings_flags(parser: argparse.ArgumentParser) -> None:
-    """--config, --set, and a flag for every setting."""
-    group = parser.add_argument_group("settings")
+def add_settings_flags(parser: argparse.ArgumentParser, *, are_listed: bool = False) -> None:
+    """--config, --set, and a flag for every setting; listed one by one in the help of one command.
+
+    The others take the same flags and say where to read about them.
+    """
+    hint = None if are_listed else "Every setting is a flag here too: see `dspark serve --help`."
+    group = parser.add_argument_group("settings", hint)
     group.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
     group.add_argument(
         "--set", action=_SetAny, dest=_DEST, metavar="NAME=VALUE", help="any setting, by its name"
     )
-    sections = {
-        name: parser.add_argument_group(name, _first_line(field.annotation))
-        for name, field in Settings.model_fields.items()
-    }
+    for name, field in Settings.model_fields.items():
+        section = parser.add_argument_group(
+            name, _first_line(field.annotation) if are_listed else None
+        )
+        _add_section(section, name, are_listed=are_listed)
+
+
+def _add_section(group: argparse._ArgumentGroup, name: str, *, are_listed: bool) -> None:
     for path, field in FIELDS.items():
-        sections[path.partition(".")[0]].add_argument(
-            *_spellings(path),
-            action=_SetOne,
-            dest=_DEST,
-            path=path,
-            metavar="VALUE",
-            help=_escape(
+        if path.startswith(f"{name}."):
+            words = (
                 f"{field.description} Accepted: {accepted(field)}. Default: {default_text(field)}."
-            ),
-        )
+            )
+            group.add_argument(
+                *_spellings(path),
+                action=_SetOne,
+                dest=_DEST,
+                path=path,
+                metavar="VALUE",
+                help=_escape(words) if are_listed else argparse.SUPPRESS,
+            )
     for switch in SWITCHES:
-        sections[switch.path.partition(".")[0]].add_argument(
-            switch.flag,
-            action=_SetSwitch,
-            dest=_DEST,
-            path=switch.path,
-            value=switch.value,
-            help=f"same as --{switch.path} {str(switch.value).lower()}",
-        )
+        if switch.path.startswith(f"{name}."):
+            words = f"same as --{switch.path} {str(switch.value).lower()}"
+            group.add_argument(
+                switch.flag,
+                action=_SetSwitch,
+                dest=_DEST,
+                path=switch.path,
+                value=switch.value,
+                help=words if are_listed else argparse.SUPPRESS,
+            )
 
 
 def settings_flags(args: argparse.Namespace) -> list[Assignment]:

@@ -71,7 +71,7 @@ class ModelSection(Section):
         "target's own limit.",
     )
     served_name: Text | None = Field(
-        None, description="Name in /v1/models; null is the last part of model.path."
+        None, description="Name in /v1/models; null is the hub id, or the name of the folder."
     )
     chat_template: FileName | None = Field(
         None, description="File with a Jinja chat template, instead of the target's own."

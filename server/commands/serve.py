@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="folder or hub id of the target")
     add_checking_flags(parser)
-    add_settings_flags(parser)
+    add_settings_flags(parser, are_listed=True)
 
 
 def run(args: argparse.Namespace) -> int:
