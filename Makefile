@@ -1,26 +1,35 @@
-# `make serve` is the whole first run; `make help` lists the rest.
+# `make serve` is the whole first run; `make help` lists the rest. Flags for the server go into ARGS:
+# make serve ARGS="--port 8001"
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 CONFIG ?= configs/demo.yaml
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
 STAMP  := $(VENV)/.installed
+ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check fix verify bench clean
+.PHONY: help setup serve test check fix verify bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
+# The stamp is touched last, so an interrupted installation is taken up again; while it is newer than
+# the two files, nothing here runs and no network is needed. A .venv made by hand is completed.
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[demo,quantized,dev]"
-	touch $(STAMP)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "$(BIN)/python is older than Python 3.11; remove $(VENV) and name another: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
+	@echo "installing into $(VENV): torch, then the rest; a few minutes the first time"
+	$(PIP) install --constraint constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[demo,quantized,dev]"
+	@touch $(STAMP)
 
 setup: $(STAMP) ## make .venv and install the project into it
 
 serve: $(STAMP) ## fetch the demo model (once) and serve it on 127.0.0.1:8000
-	$(BIN)/dspark serve --config $(CONFIG)
+	$(BIN)/dspark serve --config $(CONFIG) $(ARGS)
 
 test: $(STAMP) ## the tests, under ten minutes on two cores
 	$(BIN)/pytest -m "not gpu and not slow"
@@ -41,6 +50,9 @@ verify: $(STAMP) ## the long proofs: identity with transformers, distribution, l
 bench: $(STAMP) ## both comparisons the project is for
 	$(BIN)/dspark bench --config $(CONFIG) --compare speculation
 	$(BIN)/dspark bench --config $(CONFIG) --compare stacked
+
+docs: $(STAMP) ## write docs/settings.md and docs/cli.md anew
+	$(BIN)/python -m server.reference_docs
 
 clean: ## remove the virtual environment and caches of tools
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
