@@ -82,6 +82,7 @@ def tiny_target(
 def write_tiny_draft(folder: Path, *, block_size: int = 4, seed: int = 1, **changes: Any) -> Path:
     """A random DeepSpec checkpoint without embedding and head that fits the tiny targets."""
     rank, taps, layers, heads, kv_heads, dim = 8, [0, 2, 3], 2, 4, 2, 12
+    vocab = changes.get("vocab_size", VOCAB)
     config = {
         "architectures": ["Qwen3DSparkModel"],
         "model_type": "qwen3",
@@ -122,8 +123,8 @@ def write_tiny_draft(folder: Path, *, block_size: int = 4, seed: int = 1, **chan
         "fc.weight": matrix(HIDDEN, len(taps) * HIDDEN),
         "hidden_norm.weight": norm(HIDDEN),
         "norm.weight": norm(HIDDEN),
-        "markov_head.markov_w1.weight": matrix(VOCAB, rank),
-        "markov_head.markov_w2.weight": matrix(VOCAB, rank),
+        "markov_head.markov_w1.weight": matrix(vocab, rank),
+        "markov_head.markov_w2.weight": matrix(vocab, rank),
         "confidence_head.proj.weight": matrix(1, HIDDEN + rank),
         "confidence_head.proj.bias": matrix(1),
     }

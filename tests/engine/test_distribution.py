@@ -1,0 +1,146 @@
+"""Sampling through the whole engine: three tokens, jointly, against the target alone."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from draft import BlockRequest, DraftBlock, DSparkProposer, inverse_cdf
+from engine import Request, SamplingParams, verifier
+from engine.build import Built
+from engine.target_loading import LoadedTarget, describe_target
+from engine.verify import Verdict, verify_sampled
+from tests.engine.running import run_all
+from tests.engine.tiny_models import HIDDEN, LAYERS, tiny_engine, write_tiny_draft
+
+VOCAB = 8
+PROMPT = (3, 1, 4, 1, 5)
+NUM_SAMPLES = 50_000
+BLOCK = 2
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedTarget:
+    torch.manual_seed(11)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=64,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=12,
+        max_position_embeddings=64,
+        initializer_range=0.15,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        attn_implementation="eager",
+    )
+    model = LlamaForCausalLM(config).eval().requires_grad_(False)
+    return describe_target(model, max_len=32, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def next_probs(target: LoadedTarget) -> dict[tuple[int, ...], Tensor]:
+    """p(next | prompt + prefix) of the dense model for every prefix of up to two tokens."""
+    table = {}
+    for length in range(3):
+        for prefix in itertools.product(range(VOCAB), repeat=length):
+            with torch.inference_mode():
+                logits = target.model(torch.tensor([[*PROMPT, *prefix]]), use_cache=False).logits
+            table[prefix] = torch.softmax(logits[0, -1].double(), -1)
+    return table
+
+
+def _expected(next_probs: dict[tuple[int, ...], Tensor]) -> Tensor:
+    joint = torch.zeros(VOCAB, VOCAB, VOCAB, dtype=torch.float64)
+    for a, b in itertools.product(range(VOCAB), repeat=2):
+        joint[a, b] = next_probs[()][a] * next_probs[(a,)][b] * next_probs[(a, b)]
+    return joint
+
+
+@contextmanager
+def well_informed_drafts(next_probs: dict[tuple[int, ...], Tensor]) -> Iterator[None]:
+    """Drafts drawn from the target's own distribution, slightly flattened."""
+
+    def flatten(p: Tensor) -> Tensor:
+        return (0.9 * p + 0.1 / VOCAB).float()
+
+    def propose(self: DSparkProposer, request: BlockRequest) -> DraftBlock:
+        assert request.sampling is not None
+        first = torch.stack([flatten(next_probs[(int(a),)]) for a in request.anchor_ids])
+        ids = [inverse_cdf(first, request.sampling.uniforms[:, 0])]
+        pairs = zip(request.anchor_ids.tolist(), ids[0].tolist(), strict=True)
+        second = torch.stack([flatten(next_probs[pair]) for pair in pairs])
+        ids.append(inverse_cdf(second, request.sampling.uniforms[:, 1]))
+        return DraftBlock(torch.stack(ids, 1), torch.stack([first, second], 1), None)
+
+    with patch.object(DSparkProposer, "propose", propose):
+        yield
+
+
+def _engine(target: LoadedTarget, folder: Path, **settings: object) -> Built:
+    write_tiny_draft(folder, block_size=BLOCK, vocab_size=VOCAB, mask_token_id=VOCAB - 1)
+    return tiny_engine(target=target, draft_folder=folder, max_running_requests=64, **settings)
+
+
+def _p_value(built: Built, expected: Tensor, temperature: float = 1.0) -> float:
+    counts = torch.zeros(VOCAB**3, dtype=torch.float64)
+    params = [
+        SamplingParams(max_new_tokens=3, temperature=temperature, seed=seed)
+        for seed in range(NUM_SAMPLES)
+    ]
+    requests = [Request(str(i), PROMPT, p) for i, p in enumerate(params)]
+    for at in range(0, NUM_SAMPLES, 200):
+        for ids, _ in run_all(built, requests[at : at + 200]).values():
+            counts[ids[0] * VOCAB**2 + ids[1] * VOCAB + ids[2]] += 1
+    hoped = expected.flatten() * NUM_SAMPLES
+    common = hoped >= 5  # cells too rare for chi-square are taken together
+    observed = torch.cat([counts[common], counts[~common].sum()[None]])
+    hoped = torch.cat([hoped[common], hoped[~common].sum()[None]])
+    keep = hoped > 0
+    return float(chisquare(observed[keep].numpy(), (hoped[keep]).numpy()).pvalue)
+
+
+@pytest.mark.slow
+def test_sampling_with_a_bad_draft_gives_the_targets_distribution(
+    target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
+) -> None:
+    built = _engine(target, tmp_path)
+    assert _p_value(built, _expected(next_probs)) > 0.001
+    accepted = built.engine.snapshot()
+    assert 0 < accepted.num_accepted_tokens < 0.7 * accepted.num_draft_tokens
+
+
+@pytest.mark.slow
+def test_sampling_with_a_good_draft_gives_the_targets_distribution(
+    target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
+) -> None:
+    built = _engine(target, tmp_path)
+    with well_informed_drafts(next_probs):
+        assert _p_value(built, _expected(next_probs)) > 0.001
+    accepted = built.engine.snapshot()
+    assert accepted.num_accepted_tokens > 0.8 * accepted.num_draft_tokens
+
+
+@pytest.mark.slow
+def test_a_biased_verifier_fails_the_same_test(
+    target: LoadedTarget,
+    next_probs: dict[tuple[int, ...], Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def too_kind(*args: Tensor, **kwargs: Tensor) -> Verdict:
+        kwargs["accept_uniforms"] = kwargs["accept_uniforms"] * 0.8
+        return verify_sampled(*args, **kwargs)
+
+    monkeypatch.setattr(verifier, "verify_sampled", too_kind)
+    assert _p_value(_engine(target, tmp_path), _expected(next_probs)) < 0.001
