@@ -45,7 +45,8 @@ fix: $(STAMP) ## apply what format and lint can apply
 	$(BIN)/ruff check --fix .
 
 verify: $(STAMP) ## the long proofs: identity with transformers, distribution, leaks, traces
-	$(BIN)/pytest -m "slow and not gpu" -o addopts="--strict-markers --strict-config -v"
+	$(BIN)/pytest -m "slow and not gpu" -o addopts="--strict-markers --strict-config -v" \
+	    -o log_cli=true -o log_cli_level=INFO
 
 bench: $(STAMP) ## both comparisons the project is for
 	$(BIN)/dspark bench --config $(CONFIG) --compare speculation

@@ -1,6 +1,8 @@
 """What the engine says about itself, at start and to /server_info."""
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -60,6 +62,34 @@ def describe(
     }
 
 
-def log_start(details: dict[str, object]) -> None:
-    for name, value in details.items():
-        logger.info("%s: %s", name, value)
+def log_start(details: Mapping[str, Any]) -> None:
+    """The start-up log: which paths are active and why, and what takes how much memory."""
+    target, draft, memory = details["target"], details["draft"], details["memory"]
+    logger.info(
+        "device=%s dtype=%s torch_threads=%s attention=%s",
+        *(details[name] for name in ("device", "dtype", "torch_threads", "attention")),
+    )
+    logger.info(
+        "target: %s from %s, %d layers, up to %d tokens; self-check over %d tokens: logits within "
+        "%.1e of the model's own",
+        *(target[name] for name in ("type", "path", "layers", "max_model_len")),
+        *(target["self_check"][name] for name in ("tokens", "logits_difference")),
+    )
+    if draft is None:
+        logger.info("draft: none; plain decoding")
+    else:
+        logger.info(
+            "draft: %s, blocks of %d of which %d are verified (anchor and bonus not counted), "
+            "%d layers, taps %s",
+            *(draft[name] for name in ("path", "block_size", "num_draft_tokens", "layers")),
+            draft["tap_layers"],
+        )
+        context_kv = details["context_kv"]
+        why = f" ({context_kv['reason']})" if context_kv["reason"] else ""
+        logger.info("context KV: mode=%s path=%s%s", context_kv["mode"], context_kv["path"], why)
+    logger.info(
+        "memory plan: target %.2f GiB, draft %.2f GiB, largest step %.2f GiB, KV pool %.2f GiB = "
+        "%d pages of %d tokens = %d tokens, by %s",
+        *(memory[f"{name}_gib"] for name in ("target", "draft", "step", "pool")),
+        *(memory[name] for name in ("num_pages", "page_size", "tokens", "budget")),
+    )
