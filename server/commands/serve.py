@@ -120,6 +120,9 @@ def _web_server(
     def say_ready() -> None:
         seconds = time.monotonic() - started
         logger.info("serving %s on %s, ready in %.1f s", options.served_name, url, seconds)
+        if engine.info.block_size:
+            words = "speculating in blocks of %d draft tokens, anchor and bonus not counted"
+            logger.info(words, engine.info.block_size)
         needs_key = options.api_key is not None
         line = example(url, has_chat_template=text.has_chat_template, needs_key=needs_key)
         logger.info("try it: %s", line)
