@@ -1,0 +1,1 @@
+"""HTTP, text and token ids; everything below is behind `engine.EngineClient`."""

@@ -1,0 +1,168 @@
+"""Text and token ids: encoding, chat templates, and decoding while an answer grows."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from jinja2 import TemplateError
+
+_REPLACEMENT = "\ufffd"  # what a decoder says for bytes that are no character (yet)
+_LONG_TAIL = 32  # undecided tokens after which a decoder looks for a place to break
+
+
+class ChatTemplateError(ValueError):
+    """The model has no chat template, or its template refuses these messages."""
+
+
+class Tokenizer(Protocol):
+    """What is used of a Hugging Face tokenizer."""
+
+    chat_template: Any
+    all_special_ids: list[int]
+    added_tokens_decoder: Mapping[int, Any]
+
+    def get_vocab(self) -> Mapping[str, int]: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(
+        self,
+        token_ids: list[int],
+        *,
+        skip_special_tokens: bool,
+        clean_up_tokenization_spaces: bool,
+    ) -> str: ...
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
+
+
+class TextCodec:
+    """One model's tokenizer and chat template. Safe to use from several threads."""
+
+    def __init__(self, *, tokenizer: Tokenizer) -> None:
+        # A fast tokenizer drops a truncation or padding of its file at the first use, and must
+        # not be changed while another thread reads it: so that use is here.
+        tokenizer.encode("", add_special_tokens=False)
+        self._tokenizer = tokenizer
+        self._num_ids = 1 + max(tokenizer.get_vocab().values())
+        marked = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._special_ids = frozenset(tokenizer.all_special_ids) | marked
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        chat_template: str | None = None,
+    ) -> "TextCodec":
+        """The tokenizer of a model folder (or hub id). Raises OSError or ValueError without one.
+
+        chat_template is a Jinja text that stands in for the model's own.
+        """
+        from transformers import AutoTokenizer  # heavy: not before there is something to load
+
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), revision=revision, trust_remote_code=trust_remote_code
+        )
+        if chat_template is not None:
+            tokenizer.chat_template = chat_template
+        return cls(tokenizer=tokenizer)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Messages of a role and a content each, up to where the assistant begins to speak.
+
+        The template writes the special tokens itself, so none are added.
+        Raises ChatTemplateError.
+        """
+        if not self.has_chat_template:
+            raise ChatTemplateError("this model has no chat template")
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, ValueError) as error:
+            raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
+        return self.encode(text, add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._tokenizer.decode(
+            list(token_ids),
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,
+        )
+
+    def decoder(
+        self, *, skip_special_tokens: bool = True, eos_token_ids: Iterable[int] = ()
+    ) -> "IncrementalDecoder":
+        """For one answer. eos_token_ids are left out with the special tokens, marked or not."""
+        skipped = self._special_ids | frozenset(eos_token_ids) if skip_special_tokens else ()
+        return IncrementalDecoder(
+            decode=lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens),
+            skips=lambda token_id: token_id in skipped or token_id >= self._num_ids,
+        )
+
+
+class IncrementalDecoder:
+    """Turns one answer's tokens into text, one token at a time, never half a character.
+
+    What a token adds depends on the tokens before it, so a window is decoded anew each time:
+
+        window   t t t | t t          said: tokens whose text is out
+                 said    pending      pending: their text ends in an unfinished character
+
+    The text depends on the tokens alone, not on how a caller groups them.
+    """
+
+    def __init__(self, *, decode: Callable[[list[int]], str], skips: Callable[[int], bool]) -> None:
+        self._decode = decode
+        self._skips = skips
+        self._window: list[int] = []
+        self._num_said = 0  # leading tokens of the window
+        self._said = ""  # their text
+
+    def push(self, token_id: int) -> str:
+        """The text that is certain now and was not before; often "" or more than one token's."""
+        if self._skips(token_id):
+            return ""
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        if text.endswith(_REPLACEMENT):
+            is_long = len(self._window) - self._num_said > _LONG_TAIL
+            return self._break_off(text) if is_long else ""
+        return self._say(text) if len(text) > len(self._said) else ""
+
+    def flush(self) -> str:
+        """What is left at the end, an unfinished character as its replacement."""
+        if len(self._window) == self._num_said:
+            return ""
+        return self._say(self._decode(self._window))
+
+    def _say(self, text: str) -> str:
+        new = text[len(self._said) :]
+        self._window = self._window[self._num_said :]
+        self._num_said = len(self._window)
+        self._said = self._decode(self._window)
+        return new
+
+    def _break_off(self, text: str) -> str:
+        """Say what no later token can change: up to a place where no character is cut.
+
+        Without it a model that babbles broken bytes would say nothing until its end, and cost
+        a longer decode with every token.
+        """
+        for cut in range(len(self._window) - 1, self._num_said, -1):
+            head = self._decode(self._window[:cut])
+            if head + self._decode(self._window[cut:]) == text:
+                new = head[len(self._said) :]
+                self._window, self._num_said, self._said = self._window[cut:], 0, ""
+                return new
+        return ""
