@@ -1,0 +1,163 @@
+"""From what the engine is asked to the text that a client sees, one or several prompts at once."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from uuid import uuid4
+
+from engine import EngineClient, Finish, FinishReason, Request, TokenEvent
+from server.asking import Ask
+from server.metrics import ServerMetrics
+from server.stops import AnswerText, StopStrings, StopTable
+from server.text import IncrementalDecoder, TextCodec
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What an answer gained. The last one of an answer carries its finish.
+
+    Tokens may come without text, which is kept back while a character is unfinished or a stop
+    string may have begun, and text may come without tokens at the end.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish: Finish | None
+    seconds: float  # since the prompt was handed to the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All of it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish: Finish
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Nothing has happened for as long as the caller wanted to know."""
+
+
+class Answers:
+    """Asks the engine and follows its answers. Whoever stops listening cancels."""
+
+    def __init__(self, *, engine: EngineClient, text: TextCodec, metrics: ServerMetrics) -> None:
+        self._engine = engine
+        self._text = text
+        self._metrics = metrics
+        self._running: dict[str, tuple[str, ...]] = {}  # engine's request id -> names
+
+    async def abort(self, name: str) -> int:
+        """End the requests that go by this name; how many there were."""
+        ids = [engine_id for engine_id, names in self._running.items() if name in names]
+        return sum([await self._engine.abort(engine_id) for engine_id in ids])
+
+    async def whole(self, asks: Sequence[Ask]) -> list[Answer]:
+        """The answers in the order of the asks. Raises as EngineClient.generate does."""
+        parts: list[list[Delta]] = [[] for _ in asks]
+        async with aclosing(self.deltas(asks, silence_s=None)) as deltas:
+            async for item in deltas:
+                assert not isinstance(item, Silence), "silence was not asked for"
+                index, delta = item
+                parts[index].append(delta)
+        return [_join(part) for part in parts]
+
+    async def deltas(
+        self, asks: Sequence[Ask], *, silence_s: float | None
+    ) -> AsyncGenerator[tuple[int, Delta] | Silence, None]:
+        """(index of the ask, what its answer gained), in the order in which it happens.
+
+        When one fails, the others are cancelled and its error is raised.
+        """
+        inbox: asyncio.Queue[tuple[int, Delta] | Exception] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._follow(i, ask, inbox)) for i, ask in enumerate(asks)]
+        num_open = len(tasks)
+        try:
+            while num_open:
+                try:
+                    async with asyncio.timeout(silence_s):
+                        item = await inbox.get()
+                except TimeoutError:
+                    yield Silence()
+                    continue
+                if isinstance(item, Exception):
+                    raise item
+                num_open -= item[1].finish is not None
+                yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(
+        self, index: int, ask: Ask, inbox: "asyncio.Queue[tuple[int, Delta] | Exception]"
+    ) -> None:
+        try:
+            async with aclosing(self._answer(ask)) as deltas:
+                async for delta in deltas:
+                    inbox.put_nowait((index, delta))
+                    if delta.finish is not None:
+                        return
+            raise AssertionError(f"the engine ended {ask.names[0]} without saying how")
+        except Exception as error:
+            inbox.put_nowait(error)
+
+    async def _answer(self, ask: Ask) -> AsyncGenerator[Delta, None]:
+        table = StopTable(ask.stops)
+        answer = AnswerText(decoder=self._decoder(ask), table=table)
+        request = Request(
+            request_id=uuid4().hex,
+            prompt_ids=ask.prompt_ids,
+            params=ask.params,
+            stop_scanner=(
+                StopStrings(decoder=self._decoder(ask), table=table) if ask.stops else None
+            ),
+        )
+        clock = self._metrics.clock()
+        with self._named(request.request_id, ask.names):
+            async with aclosing(self._engine.generate(request)) as events:
+                async for event in events:
+                    yield _delta(event, answer, clock.saw(event))
+
+    def _decoder(self, ask: Ask) -> IncrementalDecoder:
+        return self._text.decoder(
+            skip_special_tokens=ask.skip_special_tokens,
+            eos_token_ids=self._engine.info.eos_token_ids,
+        )
+
+    @contextmanager
+    def _named(self, engine_id: str, names: tuple[str, ...]) -> Iterator[None]:
+        self._running[engine_id] = names
+        try:
+            yield
+        finally:
+            del self._running[engine_id]
+
+
+def _delta(event: TokenEvent, answer: AnswerText, seconds: float) -> Delta:
+    spoken, finish = event.token_ids, event.finish
+    if (
+        finish is not None
+        and finish.reason is FinishReason.STOP
+        and isinstance(finish.matched, int)
+    ):
+        spoken = spoken[:-1]  # text excludes the stop, and this one is a token
+    text = "".join(answer.push(token_id) for token_id in spoken)
+    if finish is not None:
+        text += answer.flush()
+    return Delta(text, event.token_ids, finish, seconds)
+
+
+def _join(parts: list[Delta]) -> Answer:
+    finish = parts[-1].finish
+    assert finish is not None, "an answer without an end"
+    return Answer(
+        text="".join(part.text for part in parts),
+        token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
+        finish=finish,
+        seconds=parts[-1].seconds,
+    )

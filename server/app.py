@@ -1,0 +1,58 @@
+"""The HTTP service over any engine: the real one, or a fake in a test."""
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+
+from engine import EngineClient
+from server.answers import Answers
+from server.asking import Asker
+from server.control import control_routes
+from server.errors import install_error_handlers
+from server.metrics import ServerMetrics
+from server.middleware import ApiKey, BodyLimit, Crashes, Outcomes, RequestIds
+from server.native import native_routes
+from server.openai import openai_routes
+from server.options import ServerOptions
+from server.text import TextCodec
+
+_OPEN_PATHS = frozenset({"/health"})
+_ANSWERING_PATHS = frozenset({"/generate", "/v1/completions", "/v1/chat/completions"})
+
+
+def create_app(*, engine: EngineClient, text: TextCodec, options: ServerOptions) -> FastAPI:
+    """Routes, error shapes and middleware. Starts nothing; the caller owns the engine's life."""
+    app = FastAPI(title="DSpark server", default_response_class=JSONResponse)
+    app.state.is_draining = False
+    metrics = ServerMetrics()
+    answers = Answers(engine=engine, text=text, metrics=metrics)
+    asker = Asker(text=text, info=engine.info, options=options)
+    max_len = engine.info.served_max_len
+    app.include_router(
+        native_routes(answers=answers, asker=asker, text=text, options=options, max_len=max_len)
+    )
+    app.include_router(
+        openai_routes(answers=answers, asker=asker, options=options, max_len=max_len)
+    )
+    app.include_router(
+        control_routes(
+            engine=engine,
+            answers=answers,
+            metrics=metrics,
+            options=options,
+            is_draining=lambda: bool(app.state.is_draining),
+        )
+    )
+    install_error_handlers(app)
+    # The last one added is the first to see a request.
+    app.add_middleware(Crashes)
+    app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes)
+    if options.api_key is not None:
+        app.add_middleware(ApiKey, key=options.api_key, open_paths=_OPEN_PATHS)
+    app.add_middleware(Outcomes, metrics=metrics, paths=_ANSWERING_PATHS)
+    app.add_middleware(RequestIds)
+    return app
+
+
+def begin_draining(app: FastAPI) -> None:
+    """From now on /ready says no, so that a load balancer looks elsewhere."""
+    app.state.is_draining = True

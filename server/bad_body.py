@@ -1,0 +1,96 @@
+"""Pydantic's complaints about a request body, told in one sentence a client can act on."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+_MOST_COMPLAINTS = 3
+_LONGEST_QUOTE = 60  # characters of the offending value that are repeated
+
+# What is accepted, in our words where pydantic's are its own.
+_ACCEPTED: Mapping[str, str] = {
+    "bool_type": "must be true or false",
+    "float_type": "must be a number",
+    "greater_than": "must be greater than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "int_type": "must be an integer",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "list_type": "must be a list",
+    "model_attributes_type": "must be an object",
+    "model_type": "must be an object",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must not be empty",
+    "string_type": "must be a string",
+    "too_long": "must have at most {max_length} items",
+    "too_short": "must not be empty",
+}
+
+
+def field_error(kind: str, field: str, message: str) -> PydanticCustomError:
+    """An error about a field of the object that is being checked, to be raised from there."""
+    return PydanticCustomError(kind, "{message}", {"field": field, "message": message})
+
+
+def describe(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None, str]:
+    """(message, param, code) for the validation errors of one body.
+
+    The message names each field at fault, what is accepted and what was found; param and code
+    are those of the first.
+    """
+    first = errors[0]
+    shown = [_sentence(error) for error in errors[:_MOST_COMPLAINTS]]
+    if len(errors) > _MOST_COMPLAINTS:
+        shown.append(f"and {len(errors) - _MOST_COMPLAINTS} more")
+    return "; ".join(shown), _param(first), _code(first)
+
+
+def quote(value: object) -> str:
+    """A value as the client wrote it, cut where it gets long."""
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    text = json.dumps(value)
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    param, kind, context = _param(error), error["type"], error.get("ctx", {})
+    if kind == "json_invalid":
+        return f"the body is not JSON: {context['error']} at character {error['loc'][-1]}"
+    if kind == "missing":
+        return f"'{param}' is missing" if param else "the body is missing: send a JSON object"
+    if "field" in context:
+        return f"'{param}' {error['msg']}"
+    if kind in _ACCEPTED:
+        accepted = _ACCEPTED[kind].format(**context)
+    else:
+        accepted = str(error["msg"]).removeprefix("Value error, ")
+        accepted = accepted.replace("Input should be", "must be", 1)
+    if param is None and kind == "value_error":
+        return accepted
+    if param is None:
+        return (
+            "the body must be a JSON object sent with 'content-type: application/json'; "
+            f"found {quote(error['input'])}"
+        )
+    return f"'{param}' {accepted}; found {quote(error['input'])}"
+
+
+def _code(error: Mapping[str, Any]) -> str:
+    known = {
+        "json_invalid": "invalid_json",
+        "unknown_field": "unknown_field",
+        "unserved_field": "unsupported_field",
+    }
+    return known.get(error["type"], "invalid_value")
+
+
+def _param(error: Mapping[str, Any]) -> str | None:
+    """The field's dotted path. Parts like '<many>' are branches of a union, not names."""
+    if error["type"] == "json_invalid":
+        return None
+    parts = [str(part) for part in error["loc"][1:] if not str(part).startswith("<")]
+    field = error.get("ctx", {}).get("field")
+    return ".".join([*parts, field] if field else parts) or None

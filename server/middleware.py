@@ -1,0 +1,150 @@
+"""What happens to every request around its route: an id, the key, the body's size, the count.
+
+Plain ASGI: wrapping a response in a task of its own would hide a lost client from the routes.
+"""
+
+import hmac
+import logging
+import re
+from collections.abc import Collection
+from uuid import uuid4
+
+from fastapi import HTTPException
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import Failure, failure_of
+from server.metrics import ServerMetrics
+
+logger = logging.getLogger(__name__)
+
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class RequestIds:
+    """Takes the client's X-Request-Id, or makes one, and sends it back.
+
+    It is in `request.state.request_id`. A value that is not 1 to 128 visible ASCII characters
+    is replaced.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _ID.fullmatch(given) else uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class ApiKey:
+    """Asks for `Authorization: Bearer KEY` on every path that is not open."""
+
+    def __init__(self, app: ASGIApp, *, key: str, open_paths: Collection[str]) -> None:
+        self._app = app
+        self._expected = f"Bearer {key}".encode()
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
+            given = Headers(scope=scope).get("authorization", "").encode("latin-1")
+            if not hmac.compare_digest(given, self._expected):
+                refusal = Failure(
+                    401,
+                    "missing or wrong API key; send 'Authorization: Bearer KEY'",
+                    code="invalid_api_key",
+                )
+                return await refusal.response()(scope, receive, send)
+        await self._app(scope, receive, send)
+
+
+class BodyLimit:
+    """Refuses a body of more than max_bytes, before it is in memory."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdecimal() and int(announced) > self._max_bytes:
+            return await self._refusal(announced).response()(scope, receive, send)
+        num_read = 0
+
+        async def counted() -> Message:
+            nonlocal num_read
+            message = await receive()
+            num_read += len(message.get("body", b""))
+            if num_read > self._max_bytes:
+                failure = self._refusal(f"at least {num_read}")
+                raise HTTPException(413, failure.message)
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _refusal(self, found: str) -> Failure:
+        return Failure(
+            413,
+            f"the body must be at most {self._max_bytes} bytes; found {found}",
+            code="body_too_large",
+        )
+
+
+class Outcomes:
+    """Counts how the requests to some paths ended, lost clients and broken streams included."""
+
+    def __init__(self, app: ASGIApp, *, metrics: ServerMetrics, paths: Collection[str]) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in self._paths:
+            return await self._app(scope, receive, send)
+        state = scope.setdefault("state", {})
+        status = 500  # of an answer that never began
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            self._metrics.count_request(state.get("status", status))
+
+
+class Crashes:
+    """Answers an exception that nobody foresaw with a plain 500, and logs it with its traceback."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if has_begun or scope["type"] != "http":
+                raise
+            logger.exception("path=%s status=500", scope["path"])
+            await failure_of(error).response()(scope, receive, send)

@@ -1,0 +1,167 @@
+"""The native routes: /generate with SGLang's field names, /tokenize and /detokenize."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from engine import Finish, FinishReason
+from server.answers import Answer, Answers, Delta
+from server.asking import Ask, Asker, Field
+from server.options import ServerOptions
+from server.schemas import Message
+from server.schemas_native import DetokenizeBody, GenerateBody, SamplingBody, TokenizeBody
+from server.stream import EventStream, unless_gone
+from server.text import TextCodec
+
+
+def native_routes(
+    *, answers: Answers, asker: Asker, text: TextCodec, options: ServerOptions, max_len: int
+) -> APIRouter:
+    """max_len, in tokens, is what /tokenize reports as the model's."""
+    router = APIRouter()
+
+    @router.post("/generate", response_model=None)
+    async def generate(body: GenerateBody, request: Request) -> Response | Any:
+        asks = await _asks(asker, body, request.state.request_id)
+        if body.stream:
+            deltas = answers.deltas(asks, silence_s=options.keepalive_s)
+            encoder = _NativeEncoder(
+                asks, is_many=body.is_many, is_incremental=body.incremental_stream_output
+            )
+            return await EventStream.start(request, deltas, encoder)
+        whole = await unless_gone(request.receive, answers.whole(asks))
+        results = [_result(ask, answer) for ask, answer in zip(asks, whole, strict=True)]
+        return results if body.is_many else results[0]
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> dict[str, object]:
+        name = next(n for n in ("text", "prompt", "messages") if getattr(body, n) is not None)
+        tokens = await asker.encode(
+            getattr(body, name), field=Field(name), add_special_tokens=body.add_special_tokens
+        )
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": max_len}
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> dict[str, object]:
+        asker.check_vocabulary(body.tokens, param="tokens")
+        return {"text": text.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)}
+
+    return router
+
+
+async def _asks(asker: Asker, body: GenerateBody, request_id: str) -> list[Ask]:
+    param, prompts = _prompts(body)
+    asks = []
+    for i, prompt in enumerate(prompts):
+        params, prefix = _sampling(body, i)
+        asks.append(
+            await asker.ask(
+                prompt,
+                params,
+                names=_names(body, i, request_id),
+                field=Field(f"{param}.{i}" if body.is_many else param, prefix),
+            )
+        )
+    return asks
+
+
+def _prompts(body: GenerateBody) -> tuple[str, Sequence[str | Sequence[int] | Sequence[Message]]]:
+    """The field that holds the prompts, and one prompt for each answer."""
+    param = next(name for name in ("text", "input_ids", "messages") if getattr(body, name))
+    value = getattr(body, param)
+    return param, value if body.is_many else [value]
+
+
+def _sampling(body: GenerateBody, index: int) -> tuple[SamplingBody, str]:
+    """Prompt number `index`'s sampling fields, and how a client calls the object they are in."""
+    if isinstance(body.sampling_params, list):
+        return body.sampling_params[index], f"sampling_params.{index}."
+    return body.sampling_params or SamplingBody(), "sampling_params."
+
+
+def _names(body: GenerateBody, index: int, request_id: str) -> tuple[str, ...]:
+    """What prompt number `index` is called: its own name first, then the whole request's."""
+    if isinstance(body.rid, list):
+        return body.rid[index], request_id
+    whole = body.rid or request_id
+    own = f"{whole}-{index}" if body.is_many else whole
+    return own, whole, request_id
+
+
+class _NativeEncoder:
+    """All text so far in every event, as SGLang does, or with is_incremental only what is new.
+
+    The events of several prompts are told apart by `index`.
+    """
+
+    def __init__(self, asks: Sequence[Ask], *, is_many: bool, is_incremental: bool) -> None:
+        self._asks = asks
+        self._is_many = is_many
+        self._is_incremental = is_incremental
+        self._texts = [""] * len(asks)
+        self._token_ids: list[tuple[int, ...]] = [()] * len(asks)
+        self._num_tokens = [0] * len(asks)
+
+    def encode(self, index: int, delta: Delta) -> Iterator[Mapping[str, object]]:
+        text, token_ids = delta.text, delta.token_ids
+        self._num_tokens[index] += len(token_ids)
+        if not self._is_incremental:
+            text = self._texts[index] = self._texts[index] + text
+            token_ids = self._token_ids[index] = self._token_ids[index] + token_ids
+        ask, finish = self._asks[index], delta.finish
+        if finish is None:
+            meta: dict[str, object] = {
+                "id": ask.names[0],
+                "finish_reason": None,
+                "prompt_tokens": len(ask.prompt_ids),
+                "completion_tokens": self._num_tokens[index],
+            }
+        else:
+            meta = _meta_info(ask, finish, delta.seconds)
+        event = {"text": text, "output_ids": token_ids, "meta_info": meta}
+        yield {**event, "index": index} if self._is_many else event
+
+    def end(self) -> Iterator[Mapping[str, object]]:
+        yield from ()
+
+
+def _result(ask: Ask, answer: Answer) -> dict[str, object]:
+    return {
+        "text": answer.text,
+        "output_ids": answer.token_ids,
+        "meta_info": _meta_info(ask, answer.finish, answer.seconds),
+    }
+
+
+def _meta_info(ask: Ask, finish: Finish, seconds: float) -> dict[str, object]:
+    stats = finish.speculation
+    drafted = stats.num_draft_tokens
+    return {
+        "id": ask.names[0],
+        "finish_reason": _finish_reason(finish),
+        "prompt_tokens": finish.num_prompt_tokens,
+        "completion_tokens": finish.num_output_tokens,
+        "cached_tokens": finish.num_cached_tokens,
+        "e2e_latency": seconds,
+        "queue_time": finish.queue_seconds,
+        "prefill_time": finish.prefill_seconds,
+        "decode_time": finish.decode_seconds,
+        "spec_accept_length": stats.mean_accept_length,
+        "spec_accept_rate": stats.num_accepted / drafted if drafted else 0.0,
+        "spec_verify_ct": stats.num_rounds,
+        "spec_accept_histogram": stats.accept_counts,
+        "spec_accept_token_num": stats.num_accepted,
+        "spec_draft_token_num": drafted,
+    }
+
+
+def _finish_reason(finish: Finish) -> dict[str, object]:
+    match finish.reason:
+        case FinishReason.STOP:
+            return {"type": "stop", "matched": finish.matched}
+        case FinishReason.LENGTH:
+            return {"type": "length", "length": finish.num_output_tokens}
+        case FinishReason.ABORT:
+            return {"type": "abort", "message": "aborted"}

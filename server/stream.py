@@ -1,0 +1,121 @@
+"""Server-sent events, and what happens when the client is gone: the work is cancelled."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
+from typing import Protocol, TypeVar
+
+from fastapi import Request
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from server.answers import Delta, Silence
+from server.errors import CLIENT_CLOSED, ClientGone, failure_of
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Deltas = AsyncGenerator[tuple[int, Delta] | Silence, None]
+
+_KEEPALIVE = b": keepalive\n\n"
+_DONE = b"data: [DONE]\n\n"
+
+
+class Encoder(Protocol):
+    """One API's way of telling a stream. Keeps what it has to remember between events."""
+
+    def encode(self, index: int, delta: Delta) -> Iterable[Mapping[str, object]]:
+        """The events for what answer number `index` gained; none if there is nothing to tell."""
+        ...
+
+    def end(self) -> Iterable[Mapping[str, object]]:
+        """The events after the last answer has ended."""
+        ...
+
+
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled if the client closes the connection first.
+
+    Raises ClientGone then.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.create_task(_until_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+class EventStream(Response):
+    """A response of server-sent events, ended by [DONE], or by an error event without it.
+
+    Leaving it by any door (end, error, lost client, shutdown) closes the deltas, and so
+    cancels what the engine still does for them.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, *, first: tuple[int, Delta] | Silence, rest: Deltas, encoder: Encoder):
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._first = first
+        self._rest = rest
+        self._encoder = encoder
+
+    @classmethod
+    async def start(cls, request: Request, deltas: Deltas, encoder: Encoder) -> "EventStream":
+        """Waits for the first sign of life, so that a refusal is still a status code."""
+        first = await unless_gone(request.receive, anext(deltas))
+        return cls(first=first, rest=deltas, encoder=encoder)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = scope.setdefault("state", {})
+        try:
+            await unless_gone(receive, self._send_all(send, state))
+        except ClientGone:
+            logger.info("path=%s status=%d", scope["path"], CLIENT_CLOSED)
+            state["status"] = CLIENT_CLOSED
+        finally:
+            await self._rest.aclose()
+
+    async def _send_all(self, send: Send, state: dict[str, object]) -> None:
+        head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(head)
+        try:
+            await _send(send, self._frames(self._first))
+            async for item in self._rest:
+                await _send(send, self._frames(item))
+            await _send(send, _data(self._encoder.end()) + _DONE)
+        except Exception as error:
+            failure = failure_of(error)
+            state["status"] = failure.status
+            if failure.status >= 500:
+                logger.error("stream of %s broke off", self._encoder, exc_info=error)
+            await _send(send, _data([failure.body]))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _frames(self, item: tuple[int, Delta] | Silence) -> bytes:
+        return _KEEPALIVE if isinstance(item, Silence) else _data(self._encoder.encode(*item))
+
+
+def _data(events: Iterable[Mapping[str, object]]) -> bytes:
+    return b"".join(
+        b"data: " + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+        for event in events
+    )
+
+
+async def _send(send: Send, frames: bytes) -> None:
+    if frames:
+        await send({"type": "http.response.body", "body": frames, "more_body": True})
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,24 @@
+"""Clients without a network, for whatever needs no network."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.server.fakes import FakeEngine, app_with
+
+Connect = Callable[..., TestClient]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """connect(engine, **options) is a client of the service over that engine."""
+    with ExitStack() as stack:
+
+        def make(engine: FakeEngine | None = None, **options: Any) -> TestClient:
+            app = app_with(engine or FakeEngine(), **options)
+            return stack.enter_context(TestClient(app, raise_server_exceptions=True))
+
+        yield make

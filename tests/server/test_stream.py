@@ -1,0 +1,112 @@
+"""Server-sent events at the edge: a client that does not read, and one that is gone."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from server.answers import Delta, Silence
+from server.errors import ClientGone
+from server.stream import EventStream, unless_gone
+
+
+class _Telling:
+    def encode(self, index: int, delta: Delta) -> Iterator[Mapping[str, object]]:
+        yield {"text": delta.text}
+
+    def end(self) -> Iterator[Mapping[str, object]]:
+        yield {"end": True}
+
+
+class _Source:
+    """Deltas without an end, that remember whether they were closed."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta] | Silence, None]:
+        try:
+            while True:
+                yield 0, Delta("a", (97,), None, 0.0)
+        finally:
+            self.is_closed = True
+
+
+async def _gone_soon() -> dict[str, Any]:
+    await asyncio.sleep(0.01)
+    return {"type": "http.disconnect"}
+
+
+async def _never() -> dict[str, Any]:
+    await asyncio.Event().wait()
+    raise AssertionError("never")
+
+
+def test_a_client_that_stops_reading_and_then_leaves_cancels_its_work() -> None:
+    async def scenario() -> tuple[_Source, dict[str, Any]]:
+        source = _Source()
+        scope: dict[str, Any] = {"type": "http", "path": "/generate"}
+
+        async def full(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                await asyncio.Event().wait()  # the connection takes no more bytes
+
+        deltas = source.deltas()
+        first = await anext(deltas)
+        await EventStream(first=first, rest=deltas, encoder=_Telling())(scope, _gone_soon, full)
+        return source, scope["state"]
+
+    source, state = asyncio.run(scenario())
+    assert source.is_closed
+    assert state["status"] == 499
+
+
+def test_a_connection_that_breaks_while_sending_closes_the_source() -> None:
+    async def scenario() -> _Source:
+        source = _Source()
+
+        async def broken(message: Any) -> None:
+            raise OSError("broken pipe")
+
+        deltas = source.deltas()
+        stream = EventStream(first=await anext(deltas), rest=deltas, encoder=_Telling())
+        with pytest.raises(OSError, match="broken pipe"):
+            await stream({"type": "http", "path": "/"}, _never, broken)
+        return source
+
+    assert asyncio.run(scenario()).is_closed
+
+
+def test_work_is_cancelled_when_its_client_is_gone() -> None:
+    async def scenario() -> bool:
+        was_cancelled = False
+
+        async def work() -> None:
+            nonlocal was_cancelled
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                was_cancelled = True
+                raise
+
+        with pytest.raises(ClientGone):
+            await unless_gone(_gone_soon, work())
+        return was_cancelled
+
+    assert asyncio.run(scenario())
+
+
+def test_work_that_is_done_or_fails_does_not_wait_for_its_client() -> None:
+    async def done() -> int:
+        return 5
+
+    async def fails() -> int:
+        raise ZeroDivisionError
+
+    async def scenario() -> None:
+        assert await unless_gone(_never, done()) == 5
+        with pytest.raises(ZeroDivisionError):
+            await unless_gone(_never, fails())
+
+    asyncio.run(scenario())
