@@ -1,10 +1,9 @@
 """The native routes: /generate with SGLang's field names, /tokenize and /detokenize."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 
 from engine import Finish, FinishReason
 from server.answers import Answer, Answers, Delta
@@ -23,7 +22,7 @@ def native_routes(
     router = APIRouter()
 
     @router.post("/generate", response_model=None)
-    async def generate(body: GenerateBody, request: Request) -> Response | Any:
+    async def generate(body: GenerateBody, request: Request) -> Response:
         asks = await _asks(asker, body, request.state.request_id)
         if body.stream:
             deltas = answers.deltas(asks, silence_s=options.keepalive_s)
@@ -33,7 +32,7 @@ def native_routes(
             return await EventStream.start(request, deltas, encoder)
         whole = await unless_gone(request.receive, answers.whole(asks))
         results = [_result(ask, answer) for ask, answer in zip(asks, whole, strict=True)]
-        return results if body.is_many else results[0]
+        return JSONResponse(results if body.is_many else results[0])
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> dict[str, object]:

@@ -77,14 +77,14 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.setdefault("state", {})
         try:
-            await unless_gone(receive, self._send_all(send, state))
+            await unless_gone(receive, self._send_all(send, scope["path"], state))
         except ClientGone:
             logger.info("path=%s status=%d", scope["path"], CLIENT_CLOSED)
             state["status"] = CLIENT_CLOSED
         finally:
             await self._rest.aclose()
 
-    async def _send_all(self, send: Send, state: dict[str, object]) -> None:
+    async def _send_all(self, send: Send, path: str, state: dict[str, object]) -> None:
         head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(head)
         try:
@@ -96,7 +96,7 @@ class EventStream(Response):
             failure = failure_of(error)
             state["status"] = failure.status
             if failure.status >= 500:
-                logger.error("stream of %s broke off", self._encoder, exc_info=error)
+                logger.error("path=%s: the stream broke off", path, exc_info=error)
             await _send(send, _data([failure.body]))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

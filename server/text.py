@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from jinja2 import TemplateError
 
 _REPLACEMENT = "\ufffd"  # what a decoder says for bytes that are no character (yet)
+_NO_LIMIT = 10**30  # transformers' own way to say so
 _LONG_TAIL = 32  # undecided tokens after which a decoder looks for a place to break
 
 
@@ -66,6 +67,7 @@ class TextCodec:
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder), revision=revision, trust_remote_code=trust_remote_code
         )
+        tokenizer.model_max_length = _NO_LIMIT  # lengths are checked, and told, per request
         if chat_template is not None:
             tokenizer.chat_template = chat_template
         return cls(tokenizer=tokenizer)

@@ -1,0 +1,28 @@
+"""docs/http.md names what the service has."""
+
+import re
+from pathlib import Path
+
+from server.schemas import SamplingFields
+from server.schemas_native import SamplingBody
+from server.schemas_openai import ChatBody, CompletionBody
+from tests.server.fakes import FakeEngine, app_with
+
+TEXT = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
+
+
+def test_every_route_is_described_and_every_described_route_is_there() -> None:
+    described = set(re.findall(r"`(GET|POST) (/[^` ]*)`", TEXT))
+    paths = app_with(FakeEngine()).openapi()["paths"]
+    routes = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    assert described == routes
+
+
+def test_every_sampling_field_is_described() -> None:
+    for name in (*SamplingFields.model_fields, *SamplingBody.model_fields):
+        assert f"| `{name}`" in TEXT or f"`{name}` |" in TEXT, name
+
+
+def test_every_field_without_effect_is_named() -> None:
+    for name in CompletionBody.IGNORED | ChatBody.IGNORED:
+        assert f"`{name}`" in TEXT, name
