@@ -75,8 +75,8 @@ class PagePool:
                     self._cache.rest(page)
 
     def is_shared(self, page: int) -> bool:
-        """Whether the page is published, or has more than one holder."""
-        return page in self._cache or self._allocator.holders(page) > 1
+        """Whether a held page is published, or has more than one holder among sequences."""
+        return self._allocator.holders(page) > 1
 
     def match_prefix(self, token_ids: Sequence[int], *, max_tokens: int) -> list[int]:
         """The longest chain of cached pages that token_ids begins with, retained for the caller.

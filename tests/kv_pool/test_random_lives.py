@@ -18,15 +18,22 @@ from hypothesis.stateful import (
     initialize,
     invariant,
     multiple,
+    precondition,
     rule,
 )
 from torch import Tensor
 
 from kv_pool import KVPool, KVShape, OutOfPages, PagePool, PageTable
 
-NUM_PAGES = 9
+NUM_PAGES = 14
+MAX_SEQUENCES = 4
 NUM_SCRATCH = 3  # slots reserved after the last token, and spoiled at every write
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=5)
+PROMPTS = st.builds(  # few beginnings, so that prefixes meet
+    lambda story, length: story[:length],
+    st.sampled_from([[0] * 14, [0, 0, 1, 1] * 3 + [0, 0], [1] * 14]),
+    st.integers(3, 14),
+)
 
 
 @dataclass(eq=False)
@@ -38,7 +45,10 @@ class Sequence:
 class RandomLives(RuleBasedStateMachine):
     sequences = Bundle("sequences")
 
-    @initialize(page_size=st.sampled_from([1, 2, 4]), prefix_cache=st.booleans())
+    @initialize(
+        page_size=st.sampled_from([2, 4, 1]),
+        prefix_cache=st.sampled_from([True, True, True, False]),
+    )
     def make_pool(self, page_size: int, prefix_cache: bool) -> None:
         self.numbers: dict[tuple[int, ...], float] = {}
         self.alive: list[Sequence] = []
@@ -53,7 +63,8 @@ class RandomLives(RuleBasedStateMachine):
             device=torch.device("cpu"),
         )
 
-    @rule(target=sequences, prompt_ids=TOKENS)
+    @precondition(lambda self: len(self.alive) < MAX_SEQUENCES)
+    @rule(target=sequences, prompt_ids=PROMPTS)
     def start(self, prompt_ids: list[int]) -> object:
         """A prompt; what is cached of it is not written again."""
         found = self.pages.match_prefix(prompt_ids, max_tokens=len(prompt_ids) - 1)
@@ -71,12 +82,15 @@ class RandomLives(RuleBasedStateMachine):
     def extend(self, seq: Sequence, token_ids: list[int]) -> None:
         self.write(seq, token_ids)
 
-    @rule(seq=sequences, data=st.data())
-    def rewind(self, seq: Sequence, data: st.DataObject) -> None:
-        length = data.draw(st.integers(0, len(seq.token_ids)))
+    @rule(seq=sequences, num_tokens=st.integers(1, 6), token_ids=TOKENS)
+    def rewind(self, seq: Sequence, num_tokens: int, token_ids: list[int]) -> None:
+        """Take back the last tokens, and go on with others."""
+        length = max(0, len(seq.token_ids) - num_tokens)
         del seq.token_ids[length:]
         self.pages.release(seq.table.trim(length))
+        self.write(seq, token_ids)
 
+    @precondition(lambda self: len(self.alive) < MAX_SEQUENCES)
     @rule(target=sequences, seq=sequences)
     def fork(self, seq: Sequence) -> object:
         """Share the full pages, copy the partial one."""
@@ -94,12 +108,12 @@ class RandomLives(RuleBasedStateMachine):
         return child
 
     @rule(seq=sequences)
-    def publish(self, seq: Sequence) -> None:
-        num_full = len(seq.token_ids) // self.pages.page_size
-        self.pages.publish(seq.token_ids, seq.table.pages[:num_full])
+    def publish_pages(self, seq: Sequence) -> None:
+        self.publish(seq)
 
     @rule(seq=consumes(sequences))
-    def free(self, seq: Sequence) -> None:
+    def finish(self, seq: Sequence) -> None:
+        self.publish(seq)
         self.end(seq)
 
     @rule()
@@ -171,6 +185,10 @@ class RandomLives(RuleBasedStateMachine):
         assert not set(pages) & {page for seq in self.alive for page in seq.table.pages}
         return pages
 
+    def publish(self, seq: Sequence) -> None:
+        num_full = len(seq.token_ids) // self.pages.page_size
+        self.pages.publish(seq.token_ids, seq.table.pages[:num_full])
+
     def end(self, seq: Sequence) -> None:
         self.alive.remove(seq)
         self.pages.release(seq.table.pages)
@@ -199,4 +217,4 @@ class RandomLives(RuleBasedStateMachine):
 
 
 TestRandomLives = RandomLives.TestCase
-TestRandomLives.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestRandomLives.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
