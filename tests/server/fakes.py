@@ -188,7 +188,7 @@ def served(app: FastAPI) -> Iterator[str]:
             assert not thread.is_alive(), "the web server does not end"
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -1,7 +1,10 @@
 """The id, the key and the body's size of every request."""
 
+import asyncio
+
 import httpx
 import pytest
+from starlette.types import Message
 
 from tests.server.conftest import Connect
 from tests.server.fakes import FakeEngine, app_with, served
@@ -72,6 +75,27 @@ def test_a_body_that_does_not_announce_its_size_is_refused_all_the_same() -> Non
         assert error["code"] == "body_too_large"
         assert "at most 4096 bytes" in error["message"]
         assert httpx.post(f"{address}/generate", json={"text": "hi"}).status_code == 200
+
+
+def test_the_pieces_of_a_body_are_counted_together() -> None:
+    pieces = [b'{"text": "', b"a" * 60, b"a" * 60]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/generate",
+        "headers": [(b"content-type", b"application/json")],
+        "query_string": b"",
+    }
+    asyncio.run(app_with(FakeEngine(), max_body_bytes=100)(scope, receive, send))
+    assert sent[0]["status"] == 413
 
 
 def test_requests_are_counted_by_how_they_ended(connect: Connect) -> None:

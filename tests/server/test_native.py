@@ -230,6 +230,19 @@ def test_text_excludes_a_stop_token_even_where_special_tokens_are_shown(connect:
         assert answer["output_ids"][-1] == matched
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_kept_back_is_shown_at_the_end(connect: Connect, stream: bool) -> None:
+    for text, params, shown in (
+        ("ab END", {"stop": "END!"}, "ab END"),
+        ("ab END!", {"stop": "END!", "max_new_tokens": 5}, "ab EN"),
+        ("ab日本", {"max_new_tokens": 7}, "ab日\ufffd"),
+    ):
+        body = {"text": "hi", "sampling_params": params, "stream": stream}
+        response = connect(FakeEngine(text)).post("/generate", json=body)
+        answer = events_of(response.text)[-1] if stream else response.json()
+        assert answer["text"] == shown
+
+
 def test_a_stop_wins_over_the_limit_on_the_same_token(connect: Connect) -> None:
     params = {"stop": "lo", "max_new_tokens": 5}
     body = {"text": "hi", "sampling_params": params}
