@@ -1,0 +1,68 @@
+"""Arms of a comparison take turns, so that a machine that changes its mind treats them alike."""
+
+import dataclasses
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.benchmarks.trial import Trial, Workload, run_trial
+from engine.engine import Engine
+
+Report = Callable[[str], None]  # told what begins now
+
+_WARM_UP_TOKENS = 16
+_WARM_UP_REQUESTS = 2
+
+
+def _nothing() -> None:
+    """For an arm that needs no switch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to run the workload. Arms may share an engine; `switch` then makes it this one."""
+
+    name: str
+    engine: Engine
+    switch: Callable[[], object] = _nothing
+
+
+def run_in_turns(
+    arms: Sequence[Arm], workload: Workload, *, trials: int, report: Report
+) -> Mapping[str, list[Trial]]:
+    """Every arm `trials` times, by the arm's name: A B, B A, A B, ... after a warm-up of each.
+
+    A trial begins without cached prefixes: the second run of a prompt would otherwise be a
+    different, shorter one. Raises RequestRejected when a request cannot be served.
+    """
+    for arm in arms:
+        report(f"warm-up: {arm.name}")
+        _run(arm, _warm_up(workload))
+    done: dict[str, list[Trial]] = {arm.name: [] for arm in arms}
+    for trial in range(trials):
+        for arm in arms if trial % 2 == 0 else reversed(arms):
+            report(f"trial {trial + 1} of {trials}: {arm.name}")
+            done[arm.name].append(_run(arm, workload))
+    return done
+
+
+def num_reports(*, num_arms: int, trials: int) -> int:
+    """How often `run_in_turns` reports."""
+    return num_arms * (1 + trials)
+
+
+def _run(arm: Arm, workload: Workload) -> Trial:
+    arm.switch()
+    arm.engine.flush_cache()
+    gc.collect()  # now rather than in the middle of somebody's decode step
+    return run_trial(arm.engine, workload)
+
+
+def _warm_up(workload: Workload) -> Workload:
+    """At least as many requests as run at once: buffers then have the sizes they will have."""
+    tokens = min(workload.params.max_new_tokens, _WARM_UP_TOKENS)
+    return dataclasses.replace(
+        workload,
+        prompts=workload.prompts[: max(_WARM_UP_REQUESTS, workload.concurrency)],
+        params=dataclasses.replace(workload.params, max_new_tokens=tokens),
+    )

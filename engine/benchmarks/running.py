@@ -1,0 +1,158 @@
+"""The door for the command line: load what a config names, measure it, say where that was."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+from engine.benchmarks.arms import Report, num_reports
+from engine.benchmarks.circumstances import Start, circumstances
+from engine.benchmarks.greedy_identity import verify_greedy_identity
+from engine.benchmarks.speculation import compare_speculation
+from engine.benchmarks.stacked import compare_stacked
+from engine.benchmarks.throughput import measure_throughput
+from engine.benchmarks.trial import Workload
+from engine.build import Built, load_engine, wire_engine
+from engine.config import EngineConfig
+from engine.errors import RequestRejected
+from engine.resolve import configure_threads, resolve_device
+
+Compare = Literal["speculation", "stacked"]
+
+_REPETITIONS = 100  # of each context write
+_BLOCK_ROOM = 64  # tokens; more than any draft's block takes behind a sequence
+
+
+class Outcome(Protocol):
+    """What was measured or proven."""
+
+    @property
+    def holds(self) -> bool:
+        """False when something that was promised is not so."""
+        ...
+
+    def lines(self) -> list[str]:
+        """The table for people."""
+        ...
+
+    def values(self) -> Mapping[str, object]:
+        """Every number, JSON-ready."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """An outcome with its circumstances."""
+
+    outcome: Outcome
+    circumstances: Mapping[str, object]
+    notes: tuple[str, ...]  # what a reader of the table must know
+
+
+def run_benchmark(
+    config: EngineConfig,
+    *,
+    compare: Compare | None,
+    workload: Workload,
+    trials: int,
+    report: Report,
+) -> Measurement:
+    """Measure the engine of a config, or compare two ways to run it.
+
+    Raises LoadError for models that cannot be served, and RequestRejected for a prompt that
+    cannot be.
+    """
+
+    def measure(device: torch.device) -> Outcome:
+        if compare is None:
+            built = _load(config, workload, device)
+            return measure_throughput(built, workload, trials=trials, report=report)
+        if compare == "speculation":
+            sized = sized_for_two(config, workload, device)
+            speculative = _load(sized, workload, device)
+            plain = _without_draft(sized, speculative, device)
+            return compare_speculation(plain, speculative, workload, trials=trials, report=report)
+        return compare_stacked(
+            _load(config, workload, device),
+            workload,
+            trials=trials,
+            repetitions=_REPETITIONS,
+            device=device,
+            report=report,
+        )
+
+    return _measured(config, measure)
+
+
+def benchmark_reports(compare: Compare | None, *, trials: int) -> int:
+    """How often `run_benchmark` reports that something begins."""
+    arms = num_reports(num_arms=1 if compare is None else 2, trials=trials)
+    return arms + (compare == "stacked")
+
+
+def run_verification(config: EngineConfig, *, workload: Workload, report: Report) -> Measurement:
+    """Prove the engine's greedy text with transformers. Reports once per prompt, and once more.
+
+    Raises what `run_benchmark` raises, and LoadError for a target that generates otherwise.
+    """
+
+    def measure(device: torch.device) -> Outcome:
+        return verify_greedy_identity(
+            _load(config, workload, device),
+            workload.prompts,
+            max_new_tokens=workload.params.max_new_tokens,
+            concurrency=workload.concurrency,
+            report=report,
+        )
+
+    return _measured(config, measure)
+
+
+def pages_for(workload: Workload, *, page_size: int) -> int:
+    """Pages with which nothing of this workload ever waits for memory."""
+    longest = max(len(prompt.token_ids) for prompt in workload.prompts)
+    tokens = longest + workload.params.max_new_tokens + _BLOCK_ROOM
+    return workload.concurrency * -(-tokens // page_size)
+
+
+def sized_for_two(config: EngineConfig, workload: Workload, device: torch.device) -> EngineConfig:
+    """On CUDA a pool takes what memory there is; two of them are made as large as is needed."""
+    if device.type != "cuda" or config.num_pages is not None:
+        return config
+    return dataclasses.replace(config, num_pages=pages_for(workload, page_size=config.page_size))
+
+
+def _measured(config: EngineConfig, measure: Callable[[torch.device], Outcome]) -> Measurement:
+    start = Start.now()
+    device = resolve_device(config)
+    configure_threads(config, device)
+    outcome = measure(device)
+    return Measurement(outcome, circumstances(start, device), tuple(start.notes()))
+
+
+def _load(config: EngineConfig, workload: Workload, device: torch.device) -> Built:
+    built = load_engine(config, device=device)
+    _require_room(workload, built.engine.info.served_max_len)
+    return built
+
+
+def _without_draft(config: EngineConfig, built: Built, device: torch.device) -> Built:
+    """A second engine over the same target, with a pool of its own and no draft."""
+    return wire_engine(
+        dataclasses.replace(config, draft=None), target=built.target, draft=None, device=device
+    )
+
+
+def _require_room(workload: Workload, max_len: int) -> None:
+    """Refuse at once what would be refused in the middle of a trial."""
+    max_new_tokens = workload.params.max_new_tokens
+    for i, prompt in enumerate(workload.prompts):
+        if len(prompt.token_ids) + max_new_tokens > max_len:
+            raise RequestRejected(
+                f"prompt {i} ({prompt.category}) has {len(prompt.token_ids)} tokens, and "
+                f"{max_new_tokens} more are asked for; this model's maximum context length is "
+                f"{max_len} tokens",
+                param="max_new_tokens",
+            )

@@ -1,0 +1,59 @@
+"""Medians, ranges and percentiles of few measurements."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """What several measurements of one thing say: never a number without its range."""
+
+    median: float
+    low: float
+    high: float
+    count: int  # measurements
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        return cls(statistics.median(values), min(values), max(values), len(values))
+
+    def overlaps(self, other: "Spread") -> bool:
+        """Whether the ranges meet, so that the medians do not show a difference."""
+        return self.low <= other.high and other.low <= self.high
+
+    def differs_from(self, other: "Spread") -> bool:
+        """Whether the measurements show a difference; single ones never do."""
+        return min(self.count, other.count) > 1 and not self.overlaps(other)
+
+    def values(self) -> dict[str, float]:
+        return {"median": self.median, "min": self.low, "max": self.high}
+
+
+def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread | None:
+    """Ratio of the medians; the range is that of the trials' own ratios, pair by pair.
+
+    The ratio of the medians may lie outside of that range when the machine drifts. None where a
+    denominator is 0, which says that there was nothing to measure.
+    """
+    if not all(denominators):
+        return None
+    pairs = [a / b for a, b in zip(numerators, denominators, strict=True)]
+    of_medians = statistics.median(numerators) / statistics.median(denominators)
+    return Spread(of_medians, min(pairs), max(pairs), len(pairs))
+
+
+def values_of(spread: Spread | None) -> dict[str, float] | None:
+    """JSON-ready, whether there is something or not."""
+    return None if spread is None else spread.values()
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Linear between the two nearest ranks, as numpy does it; percent from 0 to 100."""
+    assert values, "a percentile of nothing"
+    assert 0 <= percent <= 100, percent
+    ordered = sorted(values)
+    rank = (len(ordered) - 1) * percent / 100
+    below, above = math.floor(rank), math.ceil(rank)
+    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)

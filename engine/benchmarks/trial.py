@@ -1,0 +1,120 @@
+"""One arm, once: all requests through one engine, and the figures of that."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from engine.api import EngineSnapshot, Request, SamplingParams, SpeculationStats
+from engine.benchmarks.prompts import EncodedPrompt
+from engine.benchmarks.statistics import percentile
+from engine.driving import RequestRun, drive
+from engine.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What every trial asks."""
+
+    prompts: tuple[EncodedPrompt, ...]
+    params: SamplingParams
+    concurrency: int  # requests open at once
+
+    def requests(self) -> list[Request]:
+        return [
+            Request(f"bench-{i}", prompt.token_ids, self.params)
+            for i, prompt in enumerate(self.prompts)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What happened; runs are in the order of the workload's prompts."""
+
+    runs: tuple[RequestRun, ...]
+    categories: tuple[str, ...]  # of each run
+    seconds: float  # from the first request in to the last event out
+    before: EngineSnapshot
+    after: EngineSnapshot
+
+    def of_category(self, category: str) -> list[RequestRun]:
+        return [r for r, c in zip(self.runs, self.categories, strict=True) if c == category]
+
+
+def run_trial(
+    engine: Engine, workload: Workload, *, clock: Callable[[], float] = time.perf_counter
+) -> Trial:
+    """All requests to their ends. Raises RequestRejected when one cannot be served."""
+    before = engine.snapshot()
+    started = clock()
+    runs = drive(engine, workload.requests(), concurrency=workload.concurrency)
+    seconds = clock() - started
+    categories = tuple(prompt.category for prompt in workload.prompts)
+    return Trial(tuple(runs), categories, seconds, before, engine.snapshot())
+
+
+def figures(trial: Trial) -> dict[str, float]:
+    """Every number of one trial that has a name. Counts as they are, times in ms, rates in 1/s."""
+    runs, seconds = trial.runs, trial.seconds
+    num_input = sum(len(run.request.prompt_ids) for run in runs)
+    num_output = sum(len(run.token_ids) for run in runs)
+    return {
+        "requests": len(runs),
+        "input_tokens": num_input,
+        "output_tokens": num_output,
+        "cached_tokens": trial.after.num_cached_tokens - trial.before.num_cached_tokens,
+        "preemptions": trial.after.num_preemptions - trial.before.num_preemptions,
+        "duration_s": seconds,
+        "requests_per_s": len(runs) / seconds,
+        "tokens_per_s": num_output / seconds,
+        "total_tokens_per_s": (num_input + num_output) / seconds,
+        "decode_tokens_per_s": decode_speed(runs),
+        **_latency("ttft", [run.ttft for run in runs]),
+        **_latency("tpot", [run.tpot for run in runs if run.tpot is not None]),
+        **_latency("itl", [gap for run in runs for gap in run.inter_event_times]),
+        **_latency("e2e", [run.ended_at - run.started_at for run in runs]),
+        **_speculation(speculation_of(runs)),
+    }
+
+
+def decode_speed(runs: Sequence[RequestRun]) -> float:
+    """Tokens a second that one request gets after its first event; 0 if none had a second one."""
+    seconds = sum(run.ended_at - run.event_times[0] for run in runs)
+    return sum(sum(run.event_sizes[1:]) for run in runs) / seconds if seconds > 0 else 0.0
+
+
+def speculation_of(runs: Sequence[RequestRun]) -> SpeculationStats:
+    """What became of all these requests' draft blocks together."""
+    each = [run.finish.speculation for run in runs if run.finish is not None]
+    assert len(each) == len(runs), "a request has not ended"
+    counts = [0] * max(len(stats.accept_counts) for stats in each)
+    for stats in each:
+        for accepted, rounds in enumerate(stats.accept_counts):
+            counts[accepted] += rounds
+    return SpeculationStats(tuple(counts), sum(stats.num_draft_tokens for stats in each))
+
+
+def accept_length(stats: SpeculationStats) -> float:
+    """Mean tokens a round, bonus included. Without rounds every pass says one token: 1."""
+    return stats.mean_accept_length if stats.num_rounds else 1.0
+
+
+def _speculation(stats: SpeculationStats) -> dict[str, float]:
+    drafted = stats.num_draft_tokens
+    return {
+        "accept_length": accept_length(stats),
+        "accept_rate_percent": 100 * stats.num_accepted / drafted if drafted else 0.0,
+        "drafts": stats.num_rounds,
+        "draft_tokens": drafted,
+        "accepted_tokens": stats.num_accepted,
+    }
+
+
+def _latency(name: str, seconds: Sequence[float]) -> dict[str, float]:
+    """Mean, median and p99 in ms; zeros when nothing was long enough to be measured."""
+    ms = [1000 * value for value in seconds] or [0.0]
+    return {
+        f"{name}_ms_mean": mean(ms),
+        f"{name}_ms_p50": percentile(ms, 50),
+        f"{name}_ms_p99": percentile(ms, 99),
+    }
