@@ -34,6 +34,8 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("serve", "serve a model over HTTP"),
     Command("generate", "answer one prompt on this terminal"),
+    Command("bench", "measure speed, or compare speculation or the context write"),
+    Command("verify", "prove that greedy answers are the target's own, with transformers"),
     Command("doctor", "tell what this machine has, what is missing and what will be used"),
     Command("fetch", "fetch the demo model into the cache"),
 )
