@@ -86,8 +86,8 @@ class TargetModel:
         self._model = model
         self._pool = pool
         self._attention = attention
-        parts = DecoderParts.of(model)
-        self._taps = Taps(embedding=parts.embedding, layers=parts.layers, layer_ids=tap_layers)
+        self._parts = DecoderParts.of(model)
+        self._tap_layers = tap_layers
         self.vocab_size = vocab_size
 
     def forward(self, batch: ScheduleBatch) -> TargetOutput:
@@ -102,10 +102,16 @@ class TargetModel:
             ),
             slots=batch.slot_mapping,
         )
-        logits = run_model(
-            self._model, batch.token_ids, batch.positions, batch.logit_rows, attention
-        )
-        return TargetOutput(logits, self._taps.take())
+        # Hooks stand for one pass only: engines may share a model, and tap it differently.
+        with Taps(
+            embedding=self._parts.embedding,
+            layers=self._parts.layers,
+            layer_ids=self._tap_layers,
+        ) as taps:
+            logits = run_model(
+                self._model, batch.token_ids, batch.positions, batch.logit_rows, attention
+            )
+            return TargetOutput(logits, taps.take())
 
 
 def run_model(
