@@ -6,14 +6,21 @@ from engine.api import Request
 from engine.errors import RequestRejected
 
 
+def served_len(*, model_len: int, pool_tokens: int, block_size: int) -> int:
+    """Tokens of one request, prompt and output, that this engine can serve.
+
+    A round needs scratch slots for the draft's block behind the last committed token, and the
+    whole pool must be able to hold one request, or it could never finish.
+    """
+    return min(model_len, pool_tokens - block_size)
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one request may ask of this engine."""
 
-    max_len: int  # tokens, prompt and output together
+    max_len: int  # tokens, prompt and output together; both the model's limit and the pool's
     vocab_size: int
-    pool_tokens: int  # tokens that fit into the whole pool
-    scratch_tokens: int  # slots that a round needs behind the anchor, besides the anchor's own
 
 
 def check_request(request: Request, limits: Limits) -> None:
@@ -30,7 +37,7 @@ def check_request(request: Request, limits: Limits) -> None:
         )
     if num_prompt >= limits.max_len:
         raise RequestRejected(
-            f"this model's maximum context length is {limits.max_len} tokens, prompt and output "
+            f"the maximum context length is {limits.max_len} tokens, prompt and output "
             f"together; the prompt has {num_prompt} tokens",
             param="prompt",
         )
@@ -41,17 +48,9 @@ def check_request(request: Request, limits: Limits) -> None:
         )
     if num_prompt + params.max_new_tokens > limits.max_len:
         raise RequestRejected(
-            f"this model's maximum context length is {limits.max_len} tokens, prompt and output "
+            f"the maximum context length is {limits.max_len} tokens, prompt and output "
             f"together; the prompt has {num_prompt} tokens, so max_new_tokens can be at most "
             f"{limits.max_len - num_prompt}, found {params.max_new_tokens}",
-            param="max_new_tokens",
-        )
-    needed = num_prompt + params.max_new_tokens + limits.scratch_tokens
-    if needed > limits.pool_tokens:
-        raise RequestRejected(
-            f"prompt of {num_prompt} tokens and max_new_tokens={params.max_new_tokens} need "
-            f"{needed} tokens of KV memory with the draft's scratch; the whole pool holds "
-            f"{limits.pool_tokens}: lower max_new_tokens or give the server more KV memory",
             param="max_new_tokens",
         )
     _check_sampling(request)

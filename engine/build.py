@@ -7,7 +7,7 @@ import torch
 from draft import DSparkProposer, NoDraft, Proposer
 from engine import attention_hook
 from engine.acceptance_watch import AcceptanceWatch
-from engine.admission import Limits
+from engine.admission import Limits, served_len
 from engine.api import EngineInfo
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -98,14 +98,12 @@ def wire_engine(
     pages = PagePool(
         num_pages=memory.num_pages, page_size=memory.page_size, prefix_cache=config.prefix_cache
     )
+    max_len = served_len(
+        model_len=target.max_len, pool_tokens=memory.num_tokens, block_size=block_size
+    )
     scheduler = Scheduler(
         pages=pages,
-        limits=Limits(
-            max_len=target.max_len,
-            vocab_size=target.vocab_size,
-            pool_tokens=memory.num_tokens,
-            scratch_tokens=block_size,
-        ),
+        limits=Limits(max_len=max_len, vocab_size=target.vocab_size),
         eos_ids=target.eos_ids,
         block_size=block_size,
         num_draft_tokens=resolve_num_draft_tokens(config, block_size),
@@ -127,7 +125,9 @@ def wire_engine(
         metrics=metrics,
         device=device,
     )
-    details = describe(config, target, draft, proposer, attention.name, memory, check, device)
+    details = describe(
+        config, target, draft, proposer, attention.name, memory, check, max_len, device
+    )
     log_start(details)
     engine = Engine(
         core=core,
@@ -136,7 +136,7 @@ def wire_engine(
         pages=pages,
         metrics=metrics,
         info=EngineInfo(
-            served_max_len=target.max_len,
+            served_max_len=max_len,
             vocab_size=target.vocab_size,
             block_size=block_size,
             eos_token_ids=tuple(sorted(target.eos_ids)),

@@ -25,6 +25,7 @@ def describe(
     attention_name: str,
     memory: MemoryPlan,
     check: SelfCheck,
+    max_len: int,
     device: torch.device,
 ) -> dict[str, object]:
     return {
@@ -59,6 +60,7 @@ def describe(
             "reason": proposer.context_kv_reason,
         },
         "memory": dict(memory.describe()),
+        "max_len": max_len,
     }
 
 
@@ -93,3 +95,4 @@ def log_start(details: Mapping[str, Any]) -> None:
         *(memory[f"{name}_gib"] for name in ("target", "draft", "step", "pool")),
         *(memory[name] for name in ("num_pages", "page_size", "tokens", "budget")),
     )
+    logger.info("one request may have %d tokens, prompt and output together", details["max_len"])

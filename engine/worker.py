@@ -148,9 +148,9 @@ class EngineWorker:
                     self._handle_inbox(wait=self._engine.is_idle)
                     self._step()
             self._die(EngineDead("the engine was closed"))
-        except Exception as error:
+        except Exception:
             logger.exception("the step loop stopped")
-            self._die(EngineDead(f"the step loop stopped: {type(error).__name__}: {error}"))
+            self._die(EngineDead("the engine has stopped; the server's log says why"))
         while not self._is_closing:
             self._inbox.get()()  # every call finds self._death and passes it on
 

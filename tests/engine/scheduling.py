@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine import Request, SamplingParams, TokenEvent
-from engine.admission import Limits
+from engine.admission import Limits, served_len
 from engine.plan import RoundResult, SequenceStep, StepPlan
 from engine.scheduler import Committed, Scheduler
 from kv_pool import PagePool
@@ -46,10 +46,12 @@ class Harness:
         self.scheduler = Scheduler(
             pages=self.pages,
             limits=Limits(
-                max_len=self.max_len,
+                max_len=served_len(
+                    model_len=self.max_len,
+                    pool_tokens=self.num_pages * self.page_size,
+                    block_size=self.block_size,
+                ),
                 vocab_size=1000,
-                pool_tokens=self.num_pages * self.page_size,
-                scratch_tokens=self.block_size,
             ),
             eos_ids=frozenset({EOS}),
             block_size=self.block_size,

@@ -3,9 +3,9 @@
 import pytest
 
 from engine import Request, RequestRejected, SamplingParams
-from engine.admission import Limits, check_request
+from engine.admission import Limits, check_request, served_len
 
-LIMITS = Limits(max_len=100, vocab_size=50, pool_tokens=80, scratch_tokens=5)
+LIMITS = Limits(max_len=100, vocab_size=50)
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,6 @@ LIMITS = Limits(max_len=100, vocab_size=50, pool_tokens=80, scratch_tokens=5)
             "max_new_tokens",
             "maximum context length.*at most 40, found 41",
         ),
-        (60, {"max_new_tokens": 16}, "max_new_tokens", "need 81 tokens.*pool holds 80"),
         (3, {"temperature": -0.5}, "temperature", "is -0.5; accepted is 0 or more"),
         (3, {"temperature": float("nan")}, "temperature", "is nan"),
         (3, {"top_k": 0}, "top_k", "is 0; accepted is -1"),
@@ -45,4 +44,9 @@ def test_token_ids_outside_the_vocabulary_are_refused(token_id: int) -> None:
 
 
 def test_the_largest_request_that_fits_is_taken() -> None:
-    check_request(Request("a", (1,) * 60, SamplingParams(max_new_tokens=15)), LIMITS)
+    check_request(Request("a", (1,) * 60, SamplingParams(max_new_tokens=40)), LIMITS)
+
+
+def test_a_pool_smaller_than_the_context_is_the_limit_less_the_drafts_scratch() -> None:
+    assert served_len(model_len=2048, pool_tokens=800, block_size=5) == 795
+    assert served_len(model_len=2048, pool_tokens=8000, block_size=5) == 2048

@@ -150,7 +150,7 @@ def test_when_the_loop_dies_nobody_is_left_waiting(
 
             monkeypatch.setattr(worker._engine, "step", explode)
             for i in range(3):  # those who wait, and those who come after
-                with pytest.raises(EngineDead, match="out of luck"):
+                with pytest.raises(EngineDead, match="the engine has stopped"):
                     await asyncio.wait_for(collect(worker, ask(str(i))), 10)
             assert not worker.is_healthy()
             calls: list[Callable[[], Awaitable[object]]] = [
@@ -166,6 +166,7 @@ def test_when_the_loop_dies_nobody_is_left_waiting(
 
     asyncio.run(scenario())
     assert "the step loop stopped" in caplog.text
+    assert "out of luck" in caplog.text
 
 
 def test_a_snapshot_does_not_wait_for_a_hanging_step(
