@@ -7,7 +7,7 @@ from draft.block import BlockRequest, BlockSampling, DraftBlock
 from draft.config import DSparkConfig, LayerConfig, TargetFacts
 from draft.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
 from draft.errors import DraftLoadError
-from draft.linear import replace_linears
+from draft.linear import LinearFunction, replace_linears
 from draft.loading import load_network
 from draft.network import DSparkNetwork
 from draft.proposer import DSparkProposer, NoDraft, Proposer
@@ -26,6 +26,7 @@ __all__ = [
     "DraftBlock",
     "DraftLoadError",
     "LayerConfig",
+    "LinearFunction",
     "NoDraft",
     "Proposer",
     "TargetFacts",

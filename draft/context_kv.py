@@ -6,7 +6,9 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
+from draft.linear import LinearFunction
 from draft.network import DSparkNetwork
 from draft.stacked_kv import StackedKV, why_not_stacked
 from kv_pool import KVPool
@@ -26,8 +28,19 @@ class ContextKVWriter:
     Which of the two is decided anew at every write, from the layers as they are then.
     """
 
-    def __init__(self, *, network: DSparkNetwork, pool: KVPool, mode: ContextKVMode) -> None:
-        """Raises ValueError with the reason when mode is `on` and the stacked form cannot hold."""
+    def __init__(
+        self,
+        *,
+        network: DSparkNetwork,
+        pool: KVPool,
+        mode: ContextKVMode,
+        linear: LinearFunction = F.linear,
+    ) -> None:
+        """`linear` computes the stacked product.
+
+        Raises ValueError with the reason when mode is `on` and the stacked form cannot hold.
+        """
+        self._linear = linear
         self._network = network
         self._pool = pool
         self._stacked: StackedKV | None = None
@@ -104,7 +117,7 @@ class ContextKVWriter:
         if self._stacked is None or self._reason is not None:
             self._write_layers(context, positions, slots, source)
             return
-        keys, values = self._stacked.project(context, positions)
+        keys, values = self._stacked.project(context, positions, linear=self._linear)
         if source is not None:
             keys, values = keys.index_select(1, source), values.index_select(1, source)
         self._pool.write_draft(slots, keys, values)

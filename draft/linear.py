@@ -1,13 +1,20 @@
 """The seam for faster linear layers."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from torch import nn
+from torch import Tensor, nn
 
-from draft.network import DSparkNetwork
+if TYPE_CHECKING:
+    from draft.network import DSparkNetwork
+
+# (x [..., K], weight [N, K], bias [N] or None) -> [..., N]: F.linear or what stands in for it.
+LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-def replace_linears(network: DSparkNetwork, replace: Callable[[str, nn.Linear], nn.Module]) -> None:
+def replace_linears(
+    network: "DSparkNetwork", replace: Callable[[str, nn.Linear], nn.Module]
+) -> None:
     """Put another module in the place of each matrix product, chosen by name and layer.
 
     `replace` may return its argument to leave a layer alone. What it returns maps

@@ -6,10 +6,12 @@ from typing import Protocol
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from draft.block import BlockRequest, DraftBlock
 from draft.chain import draft_chain
 from draft.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
+from draft.linear import LinearFunction
 from draft.network import DSparkNetwork
 from kv_pool import AttentionBackend, AttentionPlan, KVPool
 
@@ -73,8 +75,11 @@ class DSparkProposer:
         pool: KVPool,
         attention: AttentionBackend,
         context_kv: ContextKVMode = "auto",
+        linear: LinearFunction = F.linear,
     ) -> None:
-        """Raises ValueError with the reason when context_kv is `on` and cannot hold."""
+        """`linear` computes the stacked context product; the network's layers have their own.
+
+        Raises ValueError with the reason when context_kv is `on` and cannot hold."""
         assert pool.num_draft_layers == network.config.num_layers, (
             f"a pool of {pool.num_draft_layers} draft layers for {network.config.num_layers}"
         )
@@ -84,7 +89,7 @@ class DSparkProposer:
         self._network = network
         self._pool = pool
         self._attention = attention
-        self._writer = ContextKVWriter(network=network, pool=pool, mode=context_kv)
+        self._writer = ContextKVWriter(network=network, pool=pool, mode=context_kv, linear=linear)
         self._steps = torch.arange(self.block_size, device=pool.draft_keys.device)
 
     @property

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draft.attention import BlockAttention
+from draft.linear import LinearFunction
 from draft.norm import RMSNorm
 from draft.rotary import RotaryTable, rotate
 
@@ -120,11 +121,15 @@ class StackedKV:
         return True
 
     def project(
-        self, context: Float[Tensor, "N E"], positions: Int[Tensor, "N"]
+        self,
+        context: Float[Tensor, "N E"],
+        positions: Int[Tensor, "N"],
+        *,
+        linear: LinearFunction = F.linear,
     ) -> tuple[Float[Tensor, "L N H D"], Float[Tensor, "L N H D"]]:
         """Every layer's keys, normed and rotated, and values. Norm and rotation in float32."""
         num_layers, _, head_dim = self.norm.shape
-        stacked = F.linear(context, self.weight, self.bias)
+        stacked = linear(context, self.weight, self.bias)
         stacked = stacked.view(context.shape[0], num_layers, 2, -1, head_dim)
         keys, values = stacked.unbind(2)  # (N, L, H, D)
         keys = F.rms_norm(keys.float(), (head_dim,), None, self.eps) * self.norm.float()

@@ -4,7 +4,12 @@ Knows integers and tensors; never a request, a model or a setting.
 """
 
 from kv_pool.allocator import OutOfPages, PageAllocator
-from kv_pool.attention import AttentionBackend, AttentionPlan, ReferenceAttention
+from kv_pool.attention import (
+    AttentionBackend,
+    AttentionPlan,
+    ReferenceAttention,
+    sequence_slots,
+)
 from kv_pool.page_pool import PagePool
 from kv_pool.page_table import PageTable
 from kv_pool.pool import KVPool, KVShape
@@ -19,4 +24,5 @@ __all__ = [
     "PagePool",
     "PageTable",
     "ReferenceAttention",
+    "sequence_slots",
 ]

@@ -49,7 +49,7 @@ def group_by_query_len(
         GroupLayout(
             query_len=query_len,
             rows=(starts[group][:, None] + np.arange(query_len)).ravel(),
-            slots=tuple(_slots(page_tables[b], kv_lens[b], page_size) for b in group),
+            slots=tuple(sequence_slots(page_tables[b], kv_lens[b], page_size) for b in group),
         )
         for query_len, group in members.items()
     ]
@@ -87,7 +87,10 @@ def visible(
     return None if seen.all() else seen
 
 
-def _slots(page_table: Sequence[int], kv_len: int, page_size: int) -> Int64[np.ndarray, "_"]:
+def sequence_slots(
+    page_table: Sequence[int], kv_len: int, page_size: int
+) -> Int64[np.ndarray, "_"]:
+    """Slots of a sequence's first kv_len tokens; what the table holds beyond is not read."""
     num_pages = -(-kv_len // page_size)
     assert len(page_table) >= num_pages, f"{len(page_table)} pages for {kv_len} keys"
     pages = np.asarray(page_table[:num_pages], dtype=np.int64)
