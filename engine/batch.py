@@ -93,6 +93,34 @@ def build_batch(plan: StepPlan, block: DraftBlock | None, *, device: torch.devic
     )
 
 
+def batch_of_rows(
+    pieces: Sequence[tuple[Tensor, Sequence[int], int, int]], *, page_size: int
+) -> ScheduleBatch:
+    """A batch without scheduler: of each (ids, page table, start, stop), the rows start..stop-1.
+
+    Logits of every row; no drafts.
+    """
+    device = pieces[0][0].device
+    positions = [torch.arange(start, stop, device=device) for *_, start, stop in pieces]
+    slots = [
+        torch.as_tensor(list(table), device=device)[at // page_size] * page_size + at % page_size
+        for at, (_, table, _, _) in zip(positions, pieces, strict=True)
+    ]
+    num_rows = sum(len(at) for at in positions)
+    return ScheduleBatch(
+        token_ids=torch.cat([ids[start:stop] for ids, _, start, stop in pieces]),
+        positions=torch.cat(positions),
+        slot_mapping=torch.cat(slots),
+        logit_rows=torch.arange(num_rows, device=device),
+        draft_ids=torch.zeros(0, 0, dtype=torch.long, device=device),
+        num_drafts=torch.zeros(0, dtype=torch.long, device=device),
+        verify_rows=torch.zeros(0, 1, dtype=torch.long, device=device),
+        query_lens=tuple(stop - start for *_, start, stop in pieces),
+        kv_lens=tuple(stop for *_, stop in pieces),
+        page_tables=tuple(table for _, table, _, _ in pieces),
+    )
+
+
 def build_block_request(
     drafting: Sequence[SequenceStep],
     sampling: BlockSampling | None,

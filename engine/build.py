@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional as F
 
-from draft import DSparkProposer, NoDraft, Proposer
+from draft import DSparkProposer, LinearFunction, NoDraft, Proposer
 from engine import attention_hook
 from engine.acceptance_watch import AcceptanceWatch
 from engine.admission import Limits, served_len
@@ -18,6 +19,9 @@ from engine.errors import LoadError
 from engine.interval_log import IntervalLog
 from engine.memory import MemoryPlan
 from engine.metrics import StepMetrics
+from engine.native.compiling import NativeUnavailable
+from engine.native.linear import speed_up
+from engine.native.setup import Native, prepare_native
 from engine.pool_size import plan_pool
 from engine.resolve import (
     configure_threads,
@@ -26,10 +30,9 @@ from engine.resolve import (
     resolve_num_draft_tokens,
 )
 from engine.scheduler import Scheduler
-from engine.self_check import SelfCheck, ShapeProbe, check_target, probe_shapes
-from engine.taps import Taps
-from engine.target import TargetModel
-from engine.target_loading import LoadedTarget, dense_reference, load_target
+from engine.self_check import ShapeProbe, ask_alone, probe_shapes
+from engine.target_building import choose_path, make_target
+from engine.target_loading import LoadedTarget, load_target
 from engine.worker import EngineWorker
 from kv_pool import AttentionBackend, KVPool, PagePool, ReferenceAttention
 
@@ -43,6 +46,7 @@ class Built:
     draft: LoadedDraft | None
     proposer: Proposer
     memory: MemoryPlan
+    linear: LinearFunction  # what stands for F.linear here
 
 
 def build_engine(config: EngineConfig) -> EngineWorker:
@@ -87,14 +91,27 @@ def wire_engine(
     target.model.set_attn_implementation(attention_hook.IMPLEMENTATION)  # type: ignore[operator]
     probe = probe_shapes(target.model, num_layers=target.num_layers, device=device)
     tap_layers = draft.config.tap_layers if draft is not None else ()
-    check = _self_check(target, probe, tap_layers, device)
+    reference = ask_alone(
+        target.model, probe=probe, tap_layers=tap_layers, vocab_size=target.vocab_size
+    )
+    native, reason = _prepare_native(config, target, draft, device)
+    path = choose_path(
+        target,
+        reference,
+        tap_layers=tap_layers,
+        probe=probe,
+        native=native,
+        reason=reason,
+        device=device,
+    )
     block_size = draft.config.block_size if draft is not None else 0
     attention = ReferenceAttention(page_size=config.page_size, device=device)
     memory = plan_pool(
         config, target=target, draft=draft, probe=probe, attention=attention, device=device
     )
     pool = _make_pool(memory, target, draft, probe, device)
-    proposer = _make_proposer(config, draft, pool, attention)
+    linear = native.linear if native is not None else F.linear
+    proposer = _make_proposer(config, draft, pool, attention, linear)
     pages = PagePool(
         num_pages=memory.num_pages, page_size=memory.page_size, prefix_cache=config.prefix_cache
     )
@@ -113,20 +130,14 @@ def wire_engine(
     )
     metrics = StepMetrics(block_size=block_size)
     core = EngineCore(
-        target=TargetModel(
-            model=target.model,
-            tap_layers=tap_layers,
-            pool=pool,
-            attention=attention,
-            vocab_size=target.vocab_size,
-        ),
+        target=make_target(target, pool, tap_layers=tap_layers, native=path.native, device=device),
         proposer=proposer,
         scheduler=scheduler,
         metrics=metrics,
         device=device,
     )
     details = describe(
-        config, target, draft, proposer, attention.name, memory, check, max_len, device
+        config, target, draft, proposer, attention.name, memory, path, max_len, device
     )
     log_start(details)
     engine = Engine(
@@ -144,24 +155,26 @@ def wire_engine(
         ),
         context_kv_mode=config.stacked_context_kv,
     )
-    return Built(engine, target, draft, proposer, memory)
+    return Built(engine, target, draft, proposer, memory, linear)
 
 
-def _self_check(
-    target: LoadedTarget, probe: ShapeProbe, tap_layers: tuple[int, ...], device: torch.device
-) -> SelfCheck:
-    parts = target.parts
-    with Taps(embedding=parts.embedding, layers=parts.layers, layer_ids=tap_layers) as taps:
-        return check_target(
-            target.model,
-            probe=probe,
-            reference=lambda ids: dense_reference(target.model, tap_layers, ids),
-            make_attention=lambda page_size: ReferenceAttention(page_size=page_size, device=device),
-            taps=taps,
-            vocab_size=target.vocab_size,
-            dtype=target.dtype,
-            device=device,
+def _prepare_native(
+    config: EngineConfig,
+    target: LoadedTarget,
+    draft: LoadedDraft | None,
+    device: torch.device,
+) -> tuple[Native | None, str | None]:
+    """Native kernels for both models' linear layers, or the reason why not."""
+    try:
+        native = prepare_native(
+            wanted=config.native_kernels != "off", dtype=target.dtype, device=device
         )
+    except NativeUnavailable as error:
+        return None, str(error)
+    speed_up(target.model, native.linear)
+    if draft is not None:
+        speed_up(draft.network, native.linear)
+    return native, None
 
 
 def _make_pool(
@@ -184,7 +197,11 @@ def _make_pool(
 
 
 def _make_proposer(
-    config: EngineConfig, draft: LoadedDraft | None, pool: KVPool, attention: AttentionBackend
+    config: EngineConfig,
+    draft: LoadedDraft | None,
+    pool: KVPool,
+    attention: AttentionBackend,
+    linear: LinearFunction,
 ) -> Proposer:
     if draft is None:
         return NoDraft()
@@ -194,6 +211,7 @@ def _make_proposer(
             pool=pool,
             attention=attention,
             context_kv=config.stacked_context_kv,
+            linear=linear,
         )
     except ValueError as error:
         raise LoadError(f"speculative.stacked_context_kv is 'on': {error}") from error

@@ -29,6 +29,7 @@ class EngineConfig:
     memory_fraction: float = 0.85  # of the device's memory, weights included, on CUDA
     prefix_cache: bool = True
     attention_backend: Literal["auto", "reference"] = "auto"
+    native_kernels: Literal["auto", "off"] = "auto"  # compiled for this CPU at the first start
     max_running_requests: int = 16
     max_queued_requests: int = 256
     prefill_chunk_tokens: int = 512

@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.draft_loading import LoadedDraft
 from engine.memory import MemoryPlan
 from engine.resolve import resolve_num_draft_tokens
-from engine.self_check import SelfCheck
+from engine.target_building import TargetPath
 from engine.target_loading import LoadedTarget
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ def describe(
     proposer: Proposer,
     attention_name: str,
     memory: MemoryPlan,
-    check: SelfCheck,
+    path: TargetPath,
     max_len: int,
     device: torch.device,
 ) -> dict[str, object]:
@@ -39,10 +39,11 @@ def describe(
             "layers": target.num_layers,
             "max_model_len": target.max_len,
             "self_check": {
-                "tokens": check.num_tokens,
-                "logits_difference": check.logits_difference,
-                "taps_difference": check.taps_difference,
+                "tokens": path.check.num_tokens,
+                "logits_difference": path.check.logits_difference,
+                "taps_difference": path.check.taps_difference,
             },
+            "small_steps": {"path": path.name, "reason": path.reason},
         },
         "draft": {
             "path": config.draft,
@@ -77,6 +78,9 @@ def log_start(details: Mapping[str, Any]) -> None:
         *(target[name] for name in ("type", "path", "layers", "max_model_len")),
         *(target["self_check"][name] for name in ("tokens", "logits_difference")),
     )
+    small = target["small_steps"]
+    why = f" ({small['reason']})" if small["reason"] else ""
+    logger.info("small steps run by: %s%s", small["path"], why)
     if draft is None:
         logger.info("draft: none; plain decoding")
     else:

@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.api import Request, SamplingParams
 from engine.driving import drive
 from engine.engine import Engine
-from engine.target_loading import LoadedTarget, attention_implementation
+from engine.target_loading import LoadedTarget, by_transformers_alone
 
 TIE = 1e-4  # top-2 gap of the reference's logits below which either choice is right
 
@@ -51,7 +51,7 @@ def generate_reference(
     comparison is with plain greedy decoding, so it is switched off.
     """
     ids = torch.tensor([list(prompt)], device=next(target.model.parameters()).device)
-    with attention_implementation(target.model, "sdpa"), torch.inference_mode():
+    with by_transformers_alone(target.model, "sdpa"), torch.inference_mode():
         output: Tensor = target.model.generate(  # type: ignore[operator]
             ids,
             attention_mask=torch.ones_like(ids),
@@ -117,7 +117,7 @@ def _first_difference(
 def top2_gap(target: LoadedTarget, ids: Sequence[int]) -> float:
     """Gap between the two best next-token logits, by the model's own dense attention."""
     device = next(target.model.parameters()).device
-    with attention_implementation(target.model, "sdpa"), torch.inference_mode():
+    with by_transformers_alone(target.model, "sdpa"), torch.inference_mode():
         output = target.model(
             input_ids=torch.tensor([list(ids)], device=device), use_cache=False, logits_to_keep=1
         )

@@ -4,18 +4,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from engine.attention_hook import IMPLEMENTATION, UnsupportedAttention
+from engine.attention_hook import UnsupportedAttention
+from engine.batch import batch_of_rows
 from engine.errors import LoadError
-from engine.taps import Taps
-from engine.target import PagedAttention, run_model
-from kv_pool import AttentionBackend, KVPool, KVShape
+from engine.target import TargetModel, run_model
+from engine.target_loading import dense_reference
+from kv_pool import KVPool, KVShape
 
 _NUM_TOKENS = 24
+_CHUNK = 7  # tokens of one sequence in one pass
 _CHEAP_WINDOW = 512  # windows up to here are exceeded by the check
-_PAGE_SIZE = 4
+CHECK_PAGE_SIZE = 4  # tokens
 # Largest accepted difference, relative to the largest logit; the reference is computed in the
 # same precision, so this is rounding in another order and not error.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
@@ -75,32 +77,46 @@ class SelfCheck:
     taps_difference: float
 
 
+@dataclass(frozen=True, slots=True)
+class DenseReference:
+    """What the model says by itself to a few tokens, without any pool."""
+
+    ids: Int[Tensor, " T"]
+    logits: Float[Tensor, "T V"]
+    taps: Float[Tensor, "T A"]
+
+
+@torch.inference_mode()
+def ask_alone(
+    model: nn.Module, *, probe: ShapeProbe, tap_layers: tuple[int, ...], vocab_size: int
+) -> DenseReference:
+    """Run the model as transformers made it over enough tokens to see its windows at work."""
+    num_tokens = _num_tokens(probe)
+    device = next(model.parameters()).device
+    ids = torch.arange(num_tokens, device=device) * 7919 % vocab_size
+    logits, taps = dense_reference(model, tap_layers, ids[None])
+    return DenseReference(ids, logits, taps)
+
+
 @torch.inference_mode()
 def check_target(
-    model: nn.Module,
+    reference: DenseReference,
     *,
+    make_target: Callable[[KVPool], TargetModel],
     probe: ShapeProbe,
-    reference: Callable[[Tensor], tuple[Tensor, Tensor]],
-    make_attention: Callable[[int], AttentionBackend],
-    taps: Taps,
-    vocab_size: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> SelfCheck:
     """Compare packed, chunked, paged logits and taps with the model's own dense ones.
 
-    reference takes ids [1, T] and gives the model's own logits [T, V] and taps [T, A];
-    make_attention takes a page size. Raises LoadError on a difference beyond rounding.
+    make_target builds the target over a small pool of this check. Raises LoadError on a
+    difference beyond rounding.
     """
-    num_tokens = _num_tokens(probe)
-    ids = torch.arange(num_tokens, device=device) * 7919 % vocab_size
-    expected_logits, expected_taps = reference(ids[None])
-    assert model.config._attn_implementation == IMPLEMENTATION  # type: ignore[union-attr]
-    logits, tapped = _run_paged(model, ids, probe, make_attention, taps, dtype, device)
+    logits, taps = _run_paged(reference.ids, make_target, probe, dtype, device)
     found = SelfCheck(
-        num_tokens,
-        _relative_difference(logits, expected_logits),
-        _relative_difference(tapped, expected_taps),
+        len(reference.ids),
+        _relative_difference(logits, reference.logits),
+        _relative_difference(taps, reference.taps),
     )
     limit = _TOLERANCE[dtype]
     worst = max(found.logits_difference, found.taps_difference)
@@ -119,57 +135,49 @@ def _num_tokens(probe: ShapeProbe) -> int:
 
 
 def _run_paged(
-    model: nn.Module,
-    ids: Tensor,
+    ids: Int[Tensor, " T"],
+    make_target: Callable[[KVPool], TargetModel],
     probe: ShapeProbe,
-    make_attention: Callable[[int], AttentionBackend],
-    taps: Taps,
     dtype: torch.dtype,
     device: torch.device,
-) -> tuple[Tensor, Tensor]:
-    """The same tokens as two sequences in one pool: one in two chunks, one beside its second.
+) -> tuple[Float[Tensor, "2 T V"], Float[Tensor, "2 T A"]]:
+    """The same tokens as two sequences in one pool, both in chunks, one a chunk behind the other.
 
-    Both must say what the dense model says; the second sequence's pages lie between.
+    So every pass but the first and last packs two sequences at different positions, with pages
+    of the one lying between those of the other. Both must say what the dense model says.
     """
-    num_tokens, split = len(ids), len(ids) // 3
-    num_pages = -(-num_tokens // _PAGE_SIZE)
+    num_pages = -(-len(ids) // CHECK_PAGE_SIZE)
     pool = KVPool(
         num_pages=2 * num_pages,
-        page_size=_PAGE_SIZE,
+        page_size=CHECK_PAGE_SIZE,
         target_shapes=[probe.shapes[layer] for layer in sorted(probe.shapes)],
         target_dtype=dtype,
         device=device,
     )
-    attention = make_attention(_PAGE_SIZE)
+    target = make_target(pool)
     tables = [list(range(0, 2 * num_pages, 2)), list(range(1, 2 * num_pages, 2))]
-    offsets = torch.arange(num_tokens, device=device)
-    slots = [(offsets // _PAGE_SIZE * 2 + b) * _PAGE_SIZE + offsets % _PAGE_SIZE for b in (0, 1)]
 
-    def run(rows: list[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:
-        """rows: (sequence, start, stop) of each packed piece."""
-        plan = attention.plan(
-            query_lens=[stop - start for _, start, stop in rows],
-            kv_lens=[stop for _, _, stop in rows],
-            page_tables=[tables[b] for b, _, _ in rows],
-            causal=True,
+    chunks = [(at, min(at + _CHUNK, len(ids))) for at in range(0, len(ids), _CHUNK)]
+    logits: list[list[Tensor]] = [[], []]
+    taps: list[list[Tensor]] = [[], []]
+    for turn in range(len(chunks) + 1):
+        pieces = [(b, *chunks[turn - b]) for b in (0, 1) if 0 <= turn - b < len(chunks)]
+        batch = batch_of_rows(
+            [(ids, tables[b], start, stop) for b, start, stop in pieces],
+            page_size=CHECK_PAGE_SIZE,
         )
-        positions = torch.cat([offsets[start:stop] for _, start, stop in rows])
-        where = torch.cat([slots[b][start:stop] for b, start, stop in rows])
-        every = torch.arange(len(positions), device=device)
-        logits = run_model(
-            model, ids[positions], positions, every, PagedAttention(pool, plan, where)
+        output = target.forward(batch)
+        sizes = [stop - start for _, start, stop in pieces]
+        split = zip(
+            pieces,
+            torch.split(output.logits, sizes),
+            torch.split(output.aux_hidden, sizes),
+            strict=True,
         )
-        return logits, taps.take()
-
-    first, first_taps = run([(0, 0, split)])
-    rest, rest_taps = run([(0, split, num_tokens), (1, 0, num_tokens)])
-    behind = num_tokens - split
-    chunked = torch.cat([first, rest[:behind]])
-    logits = torch.stack([chunked, rest[behind:]])
-    if first_taps.numel() == 0:
-        return logits, first_taps
-    tapped = torch.stack([torch.cat([first_taps, rest_taps[:behind]]), rest_taps[behind:]])
-    return logits, tapped
+        for (b, _, _), own_logits, own_taps in split:
+            logits[b].append(own_logits.clone())  # a target may reuse its buffers
+            taps[b].append(own_taps.clone())
+    return torch.stack([torch.cat(x) for x in logits]), torch.stack([torch.cat(x) for x in taps])
 
 
 def _relative_difference(found: Tensor, expected: Tensor) -> float:

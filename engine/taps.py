@@ -35,13 +35,13 @@ class Taps:
         for hook in self._hooks:
             hook.remove()
 
-    def take(self) -> Float[Tensor, "T A"]:
-        """The tapped outputs of the pass that just ran, side by side in list order.
+    def take(self, num_rows: int) -> Float[Tensor, "T A"]:
+        """The tapped outputs of the pass of num_rows that just ran, side by side in list order.
 
         Without taps the result has no width.
         """
         if not self._layer_ids:
-            return torch.empty(0, 0)
+            return torch.empty(num_rows, 0)
         taken = [self._outputs.pop(layer_id) for layer_id in self._layer_ids]
         return torch.cat(taken, dim=-1)[0]
 

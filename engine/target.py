@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from engine.attention_hook import IMPLEMENTATION, LayerAttention
 from engine.batch import ScheduleBatch
+from engine.native.decoder import NativeDecoder
 from engine.taps import Taps
 from kv_pool import AttentionBackend, AttentionPlan, KVPool
 
@@ -81,17 +82,25 @@ class TargetModel:
         pool: KVPool,
         attention: AttentionBackend,
         vocab_size: int,
+        native: NativeDecoder | None = None,
     ) -> None:
+        """`native` runs the steps that have few enough rows for it; transformers runs the rest."""
         assert model.config._attn_implementation == IMPLEMENTATION  # type: ignore[union-attr]
         self._model = model
         self._pool = pool
         self._attention = attention
+        self._native = native
         self._parts = DecoderParts.of(model)
         self._tap_layers = tap_layers
         self.vocab_size = vocab_size
 
     def forward(self, batch: ScheduleBatch) -> TargetOutput:
-        """One pass over all rows; logits for batch.logit_rows."""
+        """One pass over all rows; logits for batch.logit_rows. True until the next pass."""
+        if self._native is not None and len(batch.token_ids) <= self._native.max_rows:
+            return TargetOutput(*self._native.run(batch))
+        return self._forward_by_transformers(batch)
+
+    def _forward_by_transformers(self, batch: ScheduleBatch) -> TargetOutput:
         attention = PagedAttention(
             pool=self._pool,
             plan=self._attention.plan(
@@ -111,7 +120,7 @@ class TargetModel:
             logits = run_model(
                 self._model, batch.token_ids, batch.positions, batch.logit_rows, attention
             )
-            return TargetOutput(logits, taps.take())
+            return TargetOutput(logits, taps.take(len(batch.token_ids)))
 
 
 def run_model(

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from engine import attention_hook
 from engine.errors import LoadError
+from engine.native.linear import as_loaded
 from engine.target import DecoderParts
 
 _RECURRENT_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "chunked_attention"}
@@ -93,12 +94,13 @@ def describe_target(
 
 
 @contextmanager
-def attention_implementation(model: nn.Module, name: str) -> Iterator[None]:
-    """Within the block the model attends by `name`; afterwards as before."""
+def by_transformers_alone(model: nn.Module, attention: str = "eager") -> Iterator[None]:
+    """Within the block the model is as transformers made it, attending by `attention`."""
     before = model.config._attn_implementation  # type: ignore[union-attr]
-    model.set_attn_implementation(name)  # type: ignore[operator]
+    model.set_attn_implementation(attention)  # type: ignore[operator]
     try:
-        yield
+        with as_loaded(model):
+            yield
     finally:
         model.set_attn_implementation(before)  # type: ignore[operator]
 
@@ -107,7 +109,7 @@ def dense_reference(
     model: nn.Module, layer_ids: tuple[int, ...], ids: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The model's own logits [T, V] and tapped hidden states [T, A], without any pool."""
-    with attention_implementation(model, "eager"):
+    with by_transformers_alone(model):
         output = model(input_ids=ids, use_cache=False, output_hidden_states=True)
     tapped = [output.hidden_states[layer_id + 1][0] for layer_id in layer_ids]
     logits: Tensor = output.logits[0]

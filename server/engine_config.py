@@ -35,6 +35,7 @@ def to_engine_config(settings: Settings) -> EngineConfig:
         max_queued_requests=scheduler.max_queued_requests,
         prefill_chunk_tokens=scheduler.prefill_chunk_tokens,
         num_threads=count_or_none(settings.device.num_threads),
+        native_kernels=settings.device.native_kernels,
     )
 
 

@@ -234,6 +234,11 @@ class DeviceSection(Section):
     num_threads: AutoOrCount = Field(
         "auto", description="Threads for arithmetic on CPU; auto is the cores really available."
     )
+    native_kernels: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto compiles kernels for this CPU at the first start and uses them where "
+        "they agree with PyTorch (float32 only); off leaves everything to PyTorch.",
+    )
 
 
 class Settings(Section):

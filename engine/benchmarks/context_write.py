@@ -6,8 +6,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from draft import ContextKVMode, ContextKVPath, DSparkConfig, DSparkNetwork, DSparkProposer
+from draft import (
+    ContextKVMode,
+    ContextKVPath,
+    DSparkConfig,
+    DSparkNetwork,
+    DSparkProposer,
+    LinearFunction,
+)
 from engine.benchmarks.statistics import Spread
 from engine.pool_size import parameter_bytes
 from kv_pool import KVPool, ReferenceAttention
@@ -67,6 +75,7 @@ def measure_context_writes(
     num_pages: int,
     device: torch.device,
     repetitions: int,
+    linear: LinearFunction = F.linear,
     token_counts: Sequence[int] = TOKEN_COUNTS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ContextWrites:
@@ -74,8 +83,9 @@ def measure_context_writes(
 
     The pool is like the engine's, but holds the draft's half only and is nobody else's: whatever
     an engine has in its own stays true. num_pages of page_size tokens hold max(token_counts).
+    `linear` is the engine's function for the stacked product.
     """
-    bench = _Bench(network, max_positions, page_size, num_pages, device)
+    bench = _Bench(network, max_positions, page_size, num_pages, device, linear)
     with torch.inference_mode():
         bench.use("auto")
         path, reason = bench.proposer.context_kv_path, bench.proposer.context_kv_reason
@@ -107,12 +117,14 @@ class _Bench:
         page_size: int,
         num_pages: int,
         device: torch.device,
+        linear: LinearFunction,
     ) -> None:
         self.pool = _draft_pool(network.config, network.dtype, page_size, num_pages, device)
         self.proposer = DSparkProposer(
             network=network,
             pool=self.pool,
             attention=ReferenceAttention(page_size=page_size, device=device),
+            linear=linear,
         )
         self._max_positions = max_positions
         self._device = device

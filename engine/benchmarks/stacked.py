@@ -140,6 +140,7 @@ def compare_stacked(
         num_pages=_pool_pages(built.memory.num_pages, built.memory.page_size),
         device=device,
         repetitions=repetitions,
+        linear=built.linear,
     )
     arms = [
         Arm("stacked", engine, partial(engine.set_context_kv, "auto")),

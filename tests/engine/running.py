@@ -10,7 +10,7 @@ from torch import Tensor
 from draft import BlockRequest, DraftBlock, DSparkProposer
 from engine import Finish, Request, SamplingParams
 from engine.build import Built
-from engine.target_loading import LoadedTarget, attention_implementation
+from engine.target_loading import LoadedTarget, by_transformers_alone
 
 
 def prompts(
@@ -47,7 +47,7 @@ def run_all(
 
 def generate_alone(target: LoadedTarget, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
     """What transformers' own greedy generate says."""
-    with attention_implementation(target.model, "sdpa"), torch.inference_mode():
+    with by_transformers_alone(target.model, "sdpa"), torch.inference_mode():
         output: Tensor = target.model.generate(  # type: ignore[operator]
             torch.tensor([list(prompt)]),
             do_sample=False,

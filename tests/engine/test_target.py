@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from engine import LoadError, attention_hook
 from engine.attention_hook import IMPLEMENTATION
-from engine.batch import ScheduleBatch
-from engine.self_check import check_target, probe_shapes
+from engine.batch import ScheduleBatch, batch_of_rows
+from engine.self_check import ask_alone, check_target, probe_shapes
 from engine.taps import Taps
 from engine.target import TargetModel
 from engine.target_loading import (
@@ -46,25 +46,8 @@ def _paged(target: LoadedTarget, *, page_size: int, num_pages: int = 64) -> Targ
 
 def _batch(pieces: list[tuple[torch.Tensor, int, int, list[int]]], page_size: int) -> ScheduleBatch:
     """pieces: (ids of the whole sequence, start, stop, page table)."""
-    positions = torch.cat([torch.arange(a, b) for _, a, b, _ in pieces])
-    slots = torch.cat(
-        [
-            torch.tensor([t[p // page_size] * page_size + p % page_size for p in range(a, b)])
-            for _, a, b, t in pieces
-        ]
-    )
-    nothing = torch.zeros(0, dtype=torch.long)
-    return ScheduleBatch(
-        token_ids=torch.cat([ids[a:b] for ids, a, b, _ in pieces]),
-        positions=positions,
-        slot_mapping=slots,
-        logit_rows=torch.arange(len(positions)),
-        verify_rows=torch.zeros(0, 1, dtype=torch.long),
-        num_drafts=nothing,
-        draft_ids=torch.zeros(0, 0, dtype=torch.long),
-        query_lens=tuple(b - a for _, a, b, _ in pieces),
-        kv_lens=tuple(b for _, _, b, _ in pieces),
-        page_tables=tuple(t for _, _, _, t in pieces),
+    return batch_of_rows(
+        [(ids, table, start, stop) for ids, start, stop, table in pieces], page_size=page_size
     )
 
 
@@ -135,7 +118,7 @@ def test_taps_are_the_layers_they_claim_to_the_bit(name: str) -> None:
         ) as taps,
     ):
         output = model(input_ids=ids, use_cache=False, output_hidden_states=True)
-        taken = taps.take()
+        taken = taps.take(7)
     expected = torch.cat([output.hidden_states[i + 1][0] for i in layer_ids], dim=-1)
     assert torch.equal(taken, expected)
 
@@ -164,20 +147,22 @@ def test_the_self_check_passes_a_right_backend_and_refuses_a_wrong_one(name: str
     target = tiny_target(name)
     target.model.set_attn_implementation(IMPLEMENTATION)  # type: ignore[operator]
     probe = probe_shapes(target.model, num_layers=LAYERS, device=CPU)
+    reference = ask_alone(target.model, probe=probe, tap_layers=TAPS, vocab_size=VOCAB)
 
     def check(backend: type[ReferenceAttention]) -> float:
-        parts = target.parts
-        with Taps(embedding=parts.embedding, layers=parts.layers, layer_ids=TAPS) as taps:
-            return check_target(
-                target.model,
-                probe=probe,
-                reference=lambda ids: dense_reference(target.model, TAPS, ids),
-                make_attention=lambda page_size: backend(page_size=page_size, device=CPU),
-                taps=taps,
+        return check_target(
+            reference,
+            make_target=lambda pool: TargetModel(
+                model=target.model,
+                tap_layers=TAPS,
+                pool=pool,
+                attention=backend(page_size=pool.page_size, device=CPU),
                 vocab_size=VOCAB,
-                dtype=torch.float32,
-                device=CPU,
-            ).logits_difference
+            ),
+            probe=probe,
+            dtype=torch.float32,
+            device=CPU,
+        ).logits_difference
 
     assert check(ReferenceAttention) < 1e-5
     with pytest.raises(LoadError, match="differ from its own"):

@@ -37,7 +37,7 @@ _SIZES: dict[str, Any] = {
     "num_hidden_layers": LAYERS,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 12,
+    "head_dim": 16,  # a multiple of any vector register, so that native kernels take part
     "max_position_embeddings": 256,
     "eos_token_id": 0,
     "bos_token_id": 1,
@@ -53,7 +53,7 @@ CONFIGS: dict[str, Any] = {
     "gemma3": lambda: Gemma3TextConfig(
         **_SIZES,
         sliding_window=8,
-        query_pre_attn_scalar=12,
+        query_pre_attn_scalar=16,
         layer_types=["sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
     ),
     "qwen3_moe": lambda: Qwen3MoeConfig(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft import DSparkNetwork
+from draft import DSparkNetwork, LinearFunction
 from draft.stacked_kv import StackedKV
 from engine.benchmarks.context_write import (
     ContextWrites,
@@ -48,8 +48,10 @@ def test_both_paths_are_timed_at_every_size_and_write_the_same(network: DSparkNe
 def test_a_path_that_writes_something_else_is_seen(network: DSparkNetwork) -> None:
     project = StackedKV.project
 
-    def shifted(self: StackedKV, context: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = project(self, context, positions)
+    def shifted(
+        self: StackedKV, context: Tensor, positions: Tensor, *, linear: LinearFunction
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = project(self, context, positions, linear=linear)
         return keys + 0.5, values - 0.25
 
     with patch.object(StackedKV, "project", shifted):

@@ -1,0 +1,108 @@
+"""Compiles the kernels for this very CPU, once, and loads them."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_SOURCES = ("linear.h", "math.h", "attention.h", "decoder.h", "kernels.cpp")
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-shared")
+_FOLDER = Path(__file__).parent
+
+
+class NativeUnavailable(Exception):
+    """The kernels cannot be had here; the message says why. PyTorch does the work then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The compiled functions; see kernels.cpp for what they take."""
+
+    linear: Any
+    decode: Any
+    lanes: int  # floats in a vector register
+    library: Path
+
+
+def load_kernels(cache_dir: Path) -> Kernels:
+    """Compile into cache_dir if this machine has not yet, and load.
+
+    Raises NativeUnavailable with the reason.
+    """
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        raise NativeUnavailable(f"no C++ compiler found (looked for {', '.join(_COMPILERS)})")
+    flags = [*_FLAGS, "-mcpu=native" if platform.machine() == "aarch64" else "-march=native"]
+    library = cache_dir / "native" / f"kernels-{_fingerprint(compiler, flags)}.so"
+    if not library.exists():
+        _compile(compiler, flags, library)
+    return _load(library)
+
+
+def _fingerprint(compiler: str, flags: list[str]) -> str:
+    """Sources, compiler, flags and CPU: a cache may be shared by different machines."""
+    version = _run([compiler, "--version"]).splitlines()[0]
+    digest = hashlib.sha256("\0".join([version, *flags, _cpu()]).encode())
+    for name in _SOURCES:
+        digest.update((_FOLDER / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _cpu() -> str:
+    """What `-march=native` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "".join(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
+
+
+def _compile(compiler: str, flags: list[str], library: Path) -> None:
+    """Into a temporary name first, so that nobody loads half a file."""
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(suffix=".so", dir=library.parent)
+        os.close(handle)
+    except OSError as error:
+        raise NativeUnavailable(f"cannot write to {library.parent}: {error}") from error
+    try:
+        _run([compiler, *flags, "-o", temporary, str(_FOLDER / "kernels.cpp")])
+        os.replace(temporary, library)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailable(f"{command[0]} does not run: {error}") from error
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split())[:300]
+        raise NativeUnavailable(f"{command[0]} fails: {said}")
+    return done.stdout
+
+
+def _load(library: Path) -> Kernels:
+    try:
+        loaded = ctypes.CDLL(str(library))
+    except OSError as error:
+        raise NativeUnavailable(f"cannot load {library}: {error}") from error
+    loaded.dspark_linear.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 4
+    loaded.dspark_linear.restype = None
+    loaded.dspark_decode.argtypes = [ctypes.c_void_p] * 2
+    loaded.dspark_decode.restype = None
+    loaded.dspark_lanes.restype = ctypes.c_int64
+    return Kernels(
+        linear=loaded.dspark_linear,
+        decode=loaded.dspark_decode,
+        lanes=loaded.dspark_lanes(),
+        library=library,
+    )

@@ -1,0 +1,216 @@
+"""A decoder pass of few rows in one native call, over the model's own weights and the pool."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.batch import ScheduleBatch
+from engine.native.compiling import Kernels, NativeUnavailable
+from engine.native.structs import DecoderStruct, LayerStruct, PassStruct
+from kv_pool import KVPool, sequence_slots
+
+# Model classes whose decoder layers compute what decoder.h computes. A class is named, not
+# guessed from its parts, and the self-check at load compares numbers all the same.
+_KNOWN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_MAX_HEAD_DIM = 256
+_MAX_GROUP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    inner: int
+    vocab: int
+
+
+class NativeDecoder:
+    """Runs steps of up to max_rows rows; results lie in buffers that the next step reuses."""
+
+    def __init__(
+        self,
+        *,
+        kernels: Kernels,
+        model: nn.Module,
+        pool: KVPool,
+        tap_layers: Sequence[int],
+        max_len: int,
+        max_rows: int,
+        num_threads: int,
+    ) -> None:
+        """Raises NativeUnavailable with the reason when the model is of another kind."""
+        backbone, config = _require_known(model, kernels.lanes)
+        self.max_rows = max_rows
+        self._kernels = kernels
+        self._pool = pool
+        self._num_threads = num_threads
+        self._sizes = sizes = _sizes_of(config)
+        self._embedding = _plain(backbone.embed_tokens.weight)
+        self._kept: list[Tensor] = []  # what the structs point to
+        self._cosine, self._sine = _rotary_table(backbone, max_len)
+        self._layers = (LayerStruct * len(backbone.layers))(
+            *(self._layer(layer, index) for index, layer in enumerate(backbone.layers))
+        )
+        self._tap_layers = torch.tensor(list(tap_layers) or [-2], dtype=torch.int64)
+        first = backbone.layers[0]
+        self._decoder = DecoderStruct(
+            num_layers=len(backbone.layers),
+            hidden=sizes.hidden,
+            num_heads=sizes.num_heads,
+            num_kv_heads=sizes.num_kv_heads,
+            head_dim=sizes.head_dim,
+            inner=sizes.inner,
+            vocab=sizes.vocab,
+            num_taps=len(tap_layers),
+            eps=first.input_layernorm.variance_epsilon,
+            scale=first.self_attn.scaling,
+            layers=ctypes.addressof(self._layers),
+            final_norm=self._keep(backbone.norm.weight),
+            lm_head=self._keep(model.get_output_embeddings().weight),  # type: ignore[operator]
+            tap_layers=self._tap_layers.data_ptr(),
+        )
+        self._taps = torch.empty(max_rows, len(tap_layers) * sizes.hidden)
+        self._logits = torch.empty(max_rows, sizes.vocab)
+        self._scratch = _scratch(sizes, max_rows)
+
+    def run(self, batch: ScheduleBatch) -> tuple[Tensor, Tensor]:
+        """Logits [R, V] of batch.logit_rows and taps [T, A]; both are true until the next run."""
+        num_rows, num_logit_rows = len(batch.token_ids), len(batch.logit_rows)
+        assert num_rows <= self.max_rows, (num_rows, self.max_rows)
+        x = F.embedding(batch.token_ids, self._embedding)
+        cosine = self._cosine.index_select(0, batch.positions)
+        sine = self._sine.index_select(0, batch.positions)
+        row_starts = np.cumsum([0, *batch.query_lens], dtype=np.int64)
+        kv_lens = np.array(batch.kv_lens, dtype=np.int64)
+        kv_starts = np.cumsum([0, *batch.kv_lens[:-1]], dtype=np.int64)
+        kv_slots = np.concatenate(
+            [
+                sequence_slots(table, kv_len, self._pool.page_size)
+                for table, kv_len in zip(batch.page_tables, batch.kv_lens, strict=True)
+            ]
+        )
+        call = PassStruct(
+            num_rows=num_rows,
+            num_sequences=len(batch.query_lens),
+            num_logit_rows=num_logit_rows,
+            num_threads=self._num_threads,
+            x=x.data_ptr(),
+            cosine=cosine.data_ptr(),
+            sine=sine.data_ptr(),
+            slots=batch.slot_mapping.data_ptr(),
+            row_starts=row_starts.ctypes.data,
+            kv_lens=kv_lens.ctypes.data,
+            kv_slots=kv_slots.ctypes.data,
+            kv_starts=kv_starts.ctypes.data,
+            logit_rows=batch.logit_rows.data_ptr(),
+            taps=self._taps.data_ptr(),
+            logits=self._logits.data_ptr(),
+            **{name: buffer.data_ptr() for name, buffer in self._scratch.items()},
+        )
+        self._kernels.decode(ctypes.addressof(self._decoder), ctypes.addressof(call))
+        return self._logits[:num_logit_rows], self._taps[:num_rows]
+
+    def _layer(self, layer: Any, index: int) -> LayerStruct:
+        attention, mlp = layer.self_attn, layer.mlp
+        keys, values = self._pool.target_keys(index), self._pool.target_values(index)
+        return LayerStruct(
+            input_norm=self._keep(layer.input_layernorm.weight),
+            q=self._keep(attention.q_proj.weight),
+            q_bias=self._keep(attention.q_proj.bias),
+            k=self._keep(attention.k_proj.weight),
+            k_bias=self._keep(attention.k_proj.bias),
+            v=self._keep(attention.v_proj.weight),
+            v_bias=self._keep(attention.v_proj.bias),
+            q_norm=self._keep(getattr(getattr(attention, "q_norm", None), "weight", None)),
+            k_norm=self._keep(getattr(getattr(attention, "k_norm", None), "weight", None)),
+            o=self._keep(attention.o_proj.weight),
+            o_bias=self._keep(attention.o_proj.bias),
+            post_norm=self._keep(layer.post_attention_layernorm.weight),
+            gate=self._keep(mlp.gate_proj.weight),
+            up=self._keep(mlp.up_proj.weight),
+            down=self._keep(mlp.down_proj.weight),
+            keys=self._keep(keys),
+            values=self._keep(values),
+            window=_window(attention),
+        )
+
+    def _keep(self, tensor: Tensor | None) -> int | None:
+        """The address of a tensor that must live as long as this object."""
+        if tensor is None:
+            return None
+        self._kept.append(_plain(tensor))
+        return tensor.data_ptr()
+
+
+def _require_known(model: nn.Module, lanes: int) -> tuple[Any, Any]:
+    name = type(model).__name__
+    config: Any = model.config
+    if name not in _KNOWN or not type(model).__module__.startswith("transformers."):
+        raise NativeUnavailable(f"{name} is none of {', '.join(_KNOWN)}")
+    if config.hidden_act != "silu":
+        raise NativeUnavailable(f"hidden_act is {config.hidden_act!r}, not 'silu'")
+    sizes = _sizes_of(config)
+    if sizes.head_dim % lanes or sizes.head_dim > _MAX_HEAD_DIM:
+        raise NativeUnavailable(
+            f"head_dim is {sizes.head_dim}; accepted are multiples of {lanes} up to {_MAX_HEAD_DIM}"
+        )
+    if sizes.num_heads // sizes.num_kv_heads > _MAX_GROUP:
+        raise NativeUnavailable(f"more than {_MAX_GROUP} query heads share a KV head")
+    backbone: Any = model.model
+    mlp = backbone.layers[0].mlp
+    if any(p.bias is not None for p in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)):
+        raise NativeUnavailable("the feed-forward layers have biases")
+    return backbone, config
+
+
+def _sizes_of(config: Any) -> _Sizes:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return _Sizes(
+        hidden=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        inner=config.intermediate_size,
+        vocab=config.vocab_size,
+    )
+
+
+def _scratch(sizes: _Sizes, rows: int) -> dict[str, Tensor]:
+    kv = sizes.num_kv_heads * sizes.head_dim
+    heads = sizes.num_heads * sizes.head_dim
+    widths = {"h": sizes.hidden, "q": heads, "k": kv, "v": kv, "attended": heads}
+    return {
+        **{name: torch.empty(rows, width) for name, width in widths.items()},
+        "inner": torch.empty(2, rows, sizes.inner),
+    }
+
+
+def _rotary_table(backbone: Any, max_len: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [max_len, D] of every position, by the model's own module."""
+    positions = torch.arange(max_len)[None]
+    cosine, sine = backbone.rotary_emb(torch.empty(1, max_len, 1), positions)
+    return cosine[0].contiguous(), sine[0].contiguous()
+
+
+def _window(attention: Any) -> int:
+    config = attention.config
+    window = getattr(attention, "sliding_window", None)
+    if window is None and type(attention).__name__.startswith("Mistral"):
+        window = getattr(config, "sliding_window", None)
+    return int(window or 0)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Raises NativeUnavailable unless the kernels can read the tensor as it lies."""
+    is_float = tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+    if not (is_float and tensor.is_contiguous() and type(tensor) in (Tensor, nn.Parameter)):
+        raise NativeUnavailable(f"weights are {type(tensor).__name__} of {tensor.dtype}")
+    return tensor.detach()

@@ -1,0 +1,28 @@
+// Called through ctypes: plain C functions over float32 tensors that PyTorch owns.
+#include "decoder.h"
+
+extern "C" {
+
+// y[M, N] = x[M, K] w[N, K]^T + bias[N]; bias may be null.
+void dspark_linear(const float *x, const float *w, const float *bias, float *y, int64_t M,
+                   int64_t K, int64_t N, int64_t num_threads) {
+#pragma omp parallel num_threads(num_threads)
+  {
+    int64_t begin, end;
+    share(N, omp_get_thread_num(), omp_get_num_threads(), &begin, &end);
+    linear_columns(begin, end, M, x, K, w, K, bias, y, N);
+  }
+}
+
+void dspark_decode(const Decoder *model, const Pass *pass) {
+#pragma omp parallel num_threads(pass->num_threads)
+  {
+    const Worker worker{*model, *pass, omp_get_thread_num(), omp_get_num_threads()};
+    worker.run();
+  }
+}
+
+// Floats in a vector; head_dim must be a multiple.
+int64_t dspark_lanes() { return VL; }
+
+}

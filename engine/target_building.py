@@ -1,0 +1,99 @@
+"""Chooses how the target runs: checked against itself, with the fastest path that agrees."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from engine.errors import LoadError
+from engine.native.compiling import NativeUnavailable
+from engine.native.decoder import NativeDecoder
+from engine.native.setup import Native
+from engine.self_check import DenseReference, SelfCheck, ShapeProbe, check_target
+from engine.target import TargetModel
+from engine.target_loading import LoadedTarget
+from kv_pool import KVPool, ReferenceAttention
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPath:
+    """How the target runs small steps, and why not faster."""
+
+    check: SelfCheck
+    native: Native | None  # None: transformers runs every step
+    reason: str | None  # why native is None
+
+    @property
+    def name(self) -> str:
+        return "native" if self.native is not None else "transformers"
+
+
+def choose_path(
+    target: LoadedTarget,
+    reference: DenseReference,
+    *,
+    tap_layers: tuple[int, ...],
+    probe: ShapeProbe,
+    native: Native | None,
+    reason: str | None,
+    device: torch.device,
+) -> TargetPath:
+    """Check transformers' path, then the native one if there is one.
+
+    Raises LoadError when the target cannot be served at all; a native path that cannot be had,
+    or does not agree, is only left out.
+    """
+
+    def check(with_native: Native | None) -> SelfCheck:
+        return check_target(
+            reference,
+            make_target=lambda pool: make_target(
+                target, pool, tap_layers=tap_layers, native=with_native, device=device
+            ),
+            probe=probe,
+            dtype=target.dtype,
+            device=device,
+        )
+
+    by_transformers = check(None)
+    if native is None:
+        return TargetPath(by_transformers, None, reason)
+    try:
+        return TargetPath(check(native), native, None)
+    except NativeUnavailable as error:
+        return TargetPath(by_transformers, None, str(error))
+    except LoadError as error:
+        logger.warning("the native decoder does not agree with the model: %s", error)
+        return TargetPath(by_transformers, None, "it does not agree with the model")
+
+
+def make_target(
+    target: LoadedTarget,
+    pool: KVPool,
+    *,
+    tap_layers: tuple[int, ...],
+    native: Native | None,
+    device: torch.device,
+) -> TargetModel:
+    """The target over a pool. Raises NativeUnavailable if `native` cannot run this model."""
+    decoder = None
+    if native is not None:
+        decoder = NativeDecoder(
+            kernels=native.kernels,
+            model=target.model,
+            pool=pool,
+            tap_layers=tap_layers,
+            max_len=target.max_len,
+            max_rows=native.decoder_rows,
+            num_threads=native.num_threads,
+        )
+    return TargetModel(
+        model=target.model,
+        tap_layers=tap_layers,
+        pool=pool,
+        attention=ReferenceAttention(page_size=pool.page_size, device=device),
+        vocab_size=target.vocab_size,
+        native=decoder,
+    )
