@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _CPU_INFO = Path("/proc/cpuinfo")
 _MEMORY_INFO = Path("/proc/meminfo")
+_COMPILERS = ("c++", "g++", "clang++")
 _UNLIMITED = 1 << 60  # version 1 says "no limit" with a number near 2**63
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd")
 
@@ -49,6 +51,11 @@ def affinity_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def cxx_compiler() -> str | None:
+    """Path of a C++ compiler, for the native kernels; None without one."""
+    return next(filter(None, map(shutil.which, _COMPILERS)), None)
 
 
 def available_memory_bytes() -> int | None:

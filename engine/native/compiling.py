@@ -4,15 +4,15 @@ import ctypes
 import hashlib
 import os
 import platform
-import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.machine import cxx_compiler
+
 _SOURCES = ("linear.h", "math.h", "attention.h", "decoder.h", "kernels.cpp")
-_COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-shared")
 _FOLDER = Path(__file__).parent
 
@@ -27,7 +27,7 @@ class Kernels:
 
     linear: Any
     decode: Any
-    lanes: int  # floats in a vector register
+    has_head_dim: Any
     library: Path
 
 
@@ -36,9 +36,9 @@ def load_kernels(cache_dir: Path) -> Kernels:
 
     Raises NativeUnavailable with the reason.
     """
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    compiler = cxx_compiler()
     if compiler is None:
-        raise NativeUnavailable(f"no C++ compiler found (looked for {', '.join(_COMPILERS)})")
+        raise NativeUnavailable("no C++ compiler found; install g++ or clang++")
     flags = [*_FLAGS, "-mcpu=native" if platform.machine() == "aarch64" else "-march=native"]
     library = cache_dir / "native" / f"kernels-{_fingerprint(compiler, flags)}.so"
     if not library.exists():
@@ -99,10 +99,11 @@ def _load(library: Path) -> Kernels:
     loaded.dspark_linear.restype = None
     loaded.dspark_decode.argtypes = [ctypes.c_void_p] * 2
     loaded.dspark_decode.restype = None
-    loaded.dspark_lanes.restype = ctypes.c_int64
+    loaded.dspark_has_head_dim.argtypes = [ctypes.c_int64]
+    loaded.dspark_has_head_dim.restype = ctypes.c_int64
     return Kernels(
         linear=loaded.dspark_linear,
         decode=loaded.dspark_decode,
-        lanes=loaded.dspark_lanes(),
+        has_head_dim=loaded.dspark_has_head_dim,
         library=library,
     )

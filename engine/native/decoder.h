@@ -130,13 +130,10 @@ struct Worker {
     task.slots = pass.kv_slots + pass.kv_starts[b];
     task.first_position = pass.kv_lens[b] - in_step + at;
     task.window = layer.window;
-    task.is_causal = 1;
-    task.kv_len = pass.kv_lens[b];
-    task.head_dim = D;
     task.scale = model.scale;
     task.out = pass.attended + ((begin + at) * H + head * group) * D;
     task.out_stride = H * D;
-    attend(task);
+    attend(&task, D);
   }
 
   void feed_forward(const Layer &layer) const {

@@ -18,7 +18,6 @@ from kv_pool import KVPool, sequence_slots
 # Model classes whose decoder layers compute what decoder.h computes. A class is named, not
 # guessed from its parts, and the self-check at load compares numbers all the same.
 _KNOWN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-_MAX_HEAD_DIM = 256
 _MAX_GROUP = 32
 
 
@@ -47,7 +46,7 @@ class NativeDecoder:
         num_threads: int,
     ) -> None:
         """Raises NativeUnavailable with the reason when the model is of another kind."""
-        backbone, config = _require_known(model, kernels.lanes)
+        backbone, config = _require_known(model, kernels)
         self.max_rows = max_rows
         self._kernels = kernels
         self._pool = pool
@@ -150,7 +149,7 @@ class NativeDecoder:
         return tensor.data_ptr()
 
 
-def _require_known(model: nn.Module, lanes: int) -> tuple[Any, Any]:
+def _require_known(model: nn.Module, kernels: Kernels) -> tuple[Any, Any]:
     name = type(model).__name__
     config: Any = model.config
     if name not in _KNOWN or not type(model).__module__.startswith("transformers."):
@@ -158,10 +157,8 @@ def _require_known(model: nn.Module, lanes: int) -> tuple[Any, Any]:
     if config.hidden_act != "silu":
         raise NativeUnavailable(f"hidden_act is {config.hidden_act!r}, not 'silu'")
     sizes = _sizes_of(config)
-    if sizes.head_dim % lanes or sizes.head_dim > _MAX_HEAD_DIM:
-        raise NativeUnavailable(
-            f"head_dim is {sizes.head_dim}; accepted are multiples of {lanes} up to {_MAX_HEAD_DIM}"
-        )
+    if not kernels.has_head_dim(sizes.head_dim):
+        raise NativeUnavailable(f"there is no code for a head_dim of {sizes.head_dim}")
     if sizes.num_heads // sizes.num_kv_heads > _MAX_GROUP:
         raise NativeUnavailable(f"more than {_MAX_GROUP} query heads share a KV head")
     backbone: Any = model.model

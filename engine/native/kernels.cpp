@@ -22,7 +22,7 @@ void dspark_decode(const Decoder *model, const Pass *pass) {
   }
 }
 
-// Floats in a vector; head_dim must be a multiple.
-int64_t dspark_lanes() { return VL; }
+// Whether dspark_decode can attend with heads of this width.
+int64_t dspark_has_head_dim(int64_t head_dim) { return attend(nullptr, head_dim); }
 
 }

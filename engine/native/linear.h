@@ -31,12 +31,15 @@ typedef int32_t ivec __attribute__((vector_size(4 * VL)));
 static inline vec load(const float *p) { return *(const vec_at *)p; }
 static inline void store(float *p, vec v) { *(vec_at *)p = v; }
 
+// The lanes of v, added pairwise: halves on halves until one is left.
 static inline float sum_lanes(vec v) {
-  float s[VL];
-  store(s, v);
-  for (int half = VL / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; i++) s[i] += s[i + half];
-  return s[0];
+  typedef float quad __attribute__((vector_size(16)));
+  quad parts[VL / 4];
+  __builtin_memcpy(parts, &v, sizeof v);
+  for (int half = VL / 8; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) parts[i] += parts[i + half];
+  const quad s = parts[0];
+  return (s[0] + s[2]) + (s[1] + s[3]);
 }
 
 template <int M, int N>

@@ -20,6 +20,7 @@ from engine.machine import (
     cgroup_limits,
     cpu_features,
     cpu_name,
+    cxx_compiler,
     find_cuda,
     installed_version,
     total_memory_bytes,
@@ -98,6 +99,7 @@ def software_rows() -> list[Row]:
         ("python", python),
         ("dspark-server", installed_version("dspark-server") or "not installed"),
         *((name, _installed(name, purpose)) for name, purpose in _PACKAGES.items()),
+        ("C++ compiler", f"{cxx_compiler() or 'none found'} (native kernels for CPU)"),
     ]
 
 

@@ -1,0 +1,69 @@
+"""The same promises on CUDA. Not run where there is no device."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import Request, SamplingParams
+from engine.build import load_engine
+from engine.config import EngineConfig
+from engine.driving import drive
+from tests.engine.running import generate_alone, prompts
+from tests.engine.tiny_models import VOCAB, tiny_model, tiny_target, write_tiny_draft
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+def _saved(tmp_path: Path) -> tuple[str, str]:
+    tiny_model("llama").save_pretrained(tmp_path / "target")  # type: ignore[operator]
+    return str(tmp_path / "target"), str(write_tiny_draft(tmp_path / "draft"))
+
+
+@pytest.mark.parametrize("speculates", [True, False])
+def test_greedy_text_on_cuda_in_float32_equals_transformers(
+    tmp_path: Path, speculates: bool
+) -> None:
+    target, draft = _saved(tmp_path)
+    config = EngineConfig(
+        target=target,
+        draft=draft if speculates else None,
+        device="cuda",
+        dtype="float32",
+        max_model_len=160,
+        num_pages=128,
+    )
+    built = load_engine(config, device=torch.device("cuda"))
+    asked = prompts(4, vocab=VOCAB)
+    requests = [
+        Request(str(i), tuple(p), SamplingParams(max_new_tokens=24)) for i, p in enumerate(asked)
+    ]
+    runs = drive(built.engine, requests, concurrency=4)
+    for run, prompt in zip(runs, asked, strict=True):
+        assert run.token_ids == generate_alone(tiny_target(), prompt, 24)
+
+
+def test_bfloat16_sizes_its_pool_by_the_devices_memory_and_ends_every_request(
+    tmp_path: Path,
+) -> None:
+    target, draft = _saved(tmp_path)
+    config = EngineConfig(
+        target=target, draft=draft, device="cuda", max_model_len=160, memory_fraction=0.2
+    )
+    built = load_engine(config, device=torch.device("cuda"))
+    assert built.engine.info.details["dtype"] == "bfloat16"
+    assert built.memory.step_bytes > 0
+    total = torch.cuda.mem_get_info()[1]
+    assert 0.05 * total < built.memory.pool_bytes < 0.2 * total
+    requests = [
+        Request(
+            str(i), tuple(p), SamplingParams(max_new_tokens=24, temperature=float(i % 2), seed=i)
+        )
+        for i, p in enumerate(prompts(6, vocab=VOCAB))
+    ]
+    runs = drive(built.engine, requests, concurrency=6)
+    assert all(run.finish is not None for run in runs)
+    assert built.engine.snapshot().num_used_pages == 0
