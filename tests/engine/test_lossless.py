@@ -1,11 +1,13 @@
 """The central promise: drafts change the speed and never the text."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
 from engine import FinishReason, Request, SamplingParams
+from engine.build import Built
 from tests.engine.running import generate_alone, greedy_requests, oracle, prompts, run_all
 from tests.engine.tiny_models import CONFIGS, VOCAB, tiny_engine, tiny_target, write_tiny_draft
 
@@ -25,6 +27,17 @@ def _expected(
     return asked, [generate_alone(target, p, NEW_TOKENS) for p in asked]
 
 
+def _greedy_texts(
+    built: Built, asked: list[list[int]], expected: list[list[int]], good: int | None
+) -> list[list[int]]:
+    """What the engine says to all prompts at once, with a draft as good as `good` says."""
+    texts = [p + e for p, e in zip(asked, expected, strict=True)]
+    drafts = nullcontext() if good is None else oracle(texts, good=good, vocab=VOCAB)
+    with drafts:
+        found = run_all(built, greedy_requests(asked, NEW_TOKENS))
+    return [found[str(i)][0] for i in range(len(asked))]
+
+
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 @pytest.mark.parametrize("good", [None, 0, 2, 4])
 def test_greedy_text_equals_transformers_for_any_target_and_any_draft(
@@ -33,14 +46,7 @@ def test_greedy_text_equals_transformers_for_any_target_and_any_draft(
     """good None is the random draft itself; n is a draft that is right about n tokens."""
     asked, expected = _expected(name, 4)
     built = tiny_engine(target=tiny_target(name), draft_folder=draft_folder)
-    requests = greedy_requests(asked, NEW_TOKENS)
-    if good is None:
-        found = run_all(built, requests)
-    else:
-        texts = [p + e for p, e in zip(asked, expected, strict=True)]
-        with oracle(texts, good=good, vocab=VOCAB):
-            found = run_all(built, requests)
-    assert [found[str(i)][0] for i in range(4)] == expected
+    assert _greedy_texts(built, asked, expected, good) == expected
 
 
 @pytest.mark.parametrize(
@@ -69,14 +75,7 @@ def test_greedy_text_is_the_same_under_any_setting(
 ) -> None:
     asked, expected = _expected("llama", 8)
     built = tiny_engine(draft_folder=draft_folder, **settings)
-    requests = greedy_requests(asked, NEW_TOKENS)
-    if good is None:
-        found = run_all(built, requests)
-    else:
-        texts = [p + e for p, e in zip(asked, expected, strict=True)]
-        with oracle(texts, good=good, vocab=VOCAB):
-            found = run_all(built, requests)
-    assert [found[str(i)][0] for i in range(8)] == expected
+    assert _greedy_texts(built, asked, expected, good) == expected
     if settings.get("num_pages") == 20:
         assert built.engine.snapshot().num_preemptions > 0
 

@@ -18,10 +18,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from draft import TargetFacts, load_network, read_config
 from engine.build import Built, wire_engine
 from engine.config import EngineConfig
-from engine.draft_loading import LoadedDraft
+from engine.draft_loading import LoadedDraft, load_draft
 from engine.target_loading import LoadedTarget, describe_target
 
 VOCAB = 199
@@ -150,24 +149,7 @@ def write_tiny_draft(folder: Path, *, block_size: int = 4, seed: int = 1, **chan
 
 
 def load_tiny_draft(folder: Path, target: LoadedTarget) -> LoadedDraft:
-    config = read_config(
-        folder,
-        target=TargetFacts(
-            hidden_size=target.hidden_size,
-            num_layers=target.num_layers,
-            vocab_size=target.vocab_size,
-        ),
-    )
-    network = load_network(
-        folder,
-        config,
-        embedding=target.parts.embedding.get_parameter("weight"),
-        lm_head=target.parts.lm_head.get_parameter("weight"),
-        dtype=target.dtype,
-        device=CPU,
-        max_positions=target.max_len,
-    )
-    return LoadedDraft(config, network)
+    return load_draft(EngineConfig(target="tiny", draft=str(folder)), target, CPU)
 
 
 def tiny_engine(
