@@ -9,7 +9,7 @@ from torch.nn import functional as F
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dimension; float32 inside, whatever x is.
 
-    The result has the dtype of x, which must be the weight's.
+    The result has the weight's dtype, which in service is that of x too.
     """
 
     def __init__(self, size: int, *, eps: float) -> None:
@@ -18,4 +18,4 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "*N E"]) -> Float[Tensor, "*N E"]:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)

@@ -1,0 +1,90 @@
+"""What a draft learns from: sequences, and the target's hidden states over them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """What the target's layers put out over one sequence of T tokens."""
+
+    taps: Float[Tensor, "T A"]  # the tapped layers side by side
+    final: Float[Tensor, "T E"]  # after the final norm: what the target's head reads
+
+
+# Token ids of one sequence -> its hidden states, by one teacher-forced pass of the target.
+ComputeHidden = Callable[[Int[Tensor, "T"]], HiddenStates]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One prompt with its answer."""
+
+    token_ids: Int[Tensor, "T"]
+    is_answer: Bool[Tensor, "T"]
+    hidden: HiddenStates
+
+
+@runtime_checkable
+class Examples(Protocol):
+    """Sequences by number. Lengths and masks are cheap, hidden states are not."""
+
+    def __len__(self) -> int: ...
+
+    def token_ids(self, index: int) -> Int[Tensor, "T"]: ...
+
+    def is_answer(self, index: int) -> Bool[Tensor, "T"]: ...
+
+    def example(self, index: int) -> Example: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """A prompt and its answer, in tokens."""
+
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+
+    def tensor(self) -> Int[Tensor, "T"]:
+        return torch.tensor(self.token_ids)
+
+    def is_answer(self) -> Bool[Tensor, "T"]:
+        return torch.arange(len(self.token_ids)) >= self.num_prompt_tokens
+
+
+class OnlineExamples:
+    """Hidden states are computed anew whenever they are asked for.
+
+    They are rounded to bfloat16 as a cache would store them, so that either way of keeping them
+    trains the same network.
+    """
+
+    def __init__(self, *, sequences: Sequence[TokenSequence], compute: ComputeHidden) -> None:
+        self._sequences = sequences
+        self._compute = compute
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def token_ids(self, index: int) -> Int[Tensor, "T"]:
+        return self._sequences[index].tensor()
+
+    def is_answer(self, index: int) -> Bool[Tensor, "T"]:
+        return self._sequences[index].is_answer()
+
+    def example(self, index: int) -> Example:
+        token_ids = self.token_ids(index)
+        hidden = rounded(self._compute(token_ids))
+        return Example(token_ids, self.is_answer(index), hidden)
+
+
+def rounded(hidden: HiddenStates) -> HiddenStates:
+    """In bfloat16, on the processor."""
+    return HiddenStates(
+        hidden.taps.to("cpu", torch.bfloat16), hidden.final.to("cpu", torch.bfloat16)
+    )

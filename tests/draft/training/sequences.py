@@ -1,0 +1,36 @@
+"""Sequences with made-up hidden states, for a tiny draft."""
+
+import torch
+from torch import Tensor
+
+from draft import DSparkConfig
+from draft.training.examples import HiddenStates, OnlineExamples, TokenSequence
+
+
+class FakeTarget:
+    """Hidden states that follow from the tokens alone, always the same."""
+
+    def __init__(self, config: DSparkConfig, *, seed: int = 3) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._taps = torch.randn(config.vocab_size, config.aux_size, generator=generator)
+        self._final = torch.randn(config.vocab_size, config.hidden_size, generator=generator)
+        self.num_passes = 0
+
+    def __call__(self, token_ids: Tensor) -> HiddenStates:
+        self.num_passes += 1
+        return HiddenStates(self._taps[token_ids].cumsum(0), 2 * self._final[token_ids])
+
+
+def sequences(count: int, *, vocab: int, length: int = 18, seed: int = 0) -> list[TokenSequence]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        TokenSequence(tuple(torch.randint(1, vocab, (length,), generator=generator).tolist()), 4)
+        for _ in range(count)
+    ]
+
+
+def examples_of(config: DSparkConfig, count: int = 6, *, length: int = 18) -> OnlineExamples:
+    return OnlineExamples(
+        sequences=sequences(count, vocab=config.vocab_size, length=length),
+        compute=FakeTarget(config),
+    )
