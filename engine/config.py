@@ -21,6 +21,7 @@ class EngineConfig:
     max_model_len: int | None = None  # tokens; None: the target's own limit
     draft: str | None = None  # folder or hub id; None: no speculation
     draft_revision: str | None = None
+    allow_other_target: bool = False  # a draft that names another target is taken all the same
     num_draft_tokens: int | None = None  # verified per round; None: the draft's block size
     stacked_context_kv: ContextKVMode = "auto"
     page_size: int = 16  # tokens

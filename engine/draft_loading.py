@@ -16,6 +16,7 @@ from draft import (
 )
 from engine.config import EngineConfig
 from engine.errors import LoadError
+from engine.fingerprint import refuse_another_target
 from engine.target_loading import LoadedTarget
 
 
@@ -38,6 +39,8 @@ def load_draft(config: EngineConfig, target: LoadedTarget, device: torch.device)
     )
     try:
         draft_config = read_config(folder, target=facts)
+        if not config.allow_other_target:
+            refuse_another_target(folder, target)
         network = load_network(
             folder,
             draft_config,

@@ -23,6 +23,7 @@ def to_engine_config(settings: Settings) -> EngineConfig:
         max_model_len=count_or_none(model.max_model_len),
         draft=speculative.draft_model if speculative.algorithm != "none" else None,
         draft_revision=speculative.draft_revision,
+        allow_other_target=speculative.allow_other_target,
         num_draft_tokens=count_or_none(speculative.num_draft_tokens),
         stacked_context_kv=speculative.stacked_context_kv,
         page_size=kv.page_size,

@@ -99,6 +99,11 @@ class SpeculativeSection(Section):
     draft_revision: Text | None = Field(
         None, description="Branch, tag or commit of a draft's hub id."
     )
+    allow_other_target: bool = Field(
+        False,
+        description="Take a draft that was trained for other weights than this target's, which is "
+        "refused otherwise. The text stays the target's; acceptance may not.",
+    )
     num_draft_tokens: AutoOrCount = Field(
         "auto",
         description="Draft tokens verified in a round, anchor and bonus not counted; auto "
