@@ -304,6 +304,7 @@ def test_every_field_of_the_engines_config_can_be_set() -> None:
         *("--attention-backend", "reference", "--max-num-seqs", "2"),
         *("--max-queued-requests", "0", "--chunked-prefill-size", "7"),
         *("--device.num_threads", "1", "--device.native_kernels", "off"),
+        *("--speculative.allow_other_target", "true"),
     ]
     config, default = to_engine_config(load(argv)), EngineConfig(target="")
     same = [
