@@ -6,6 +6,7 @@
     summary        all trials of an arm
     agreement      whether the arms said the same
     context_write  the context write alone, by both paths
+    accept_lengths                      what `dspark eval` measures
     throughput, speculation, stacked    the three things that `dspark bench` measures
     greedy_identity                     what `dspark verify` proves
     running        loads the models, does one of these, and says where

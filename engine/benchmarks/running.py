@@ -1,12 +1,13 @@
 """The door for the command line: load what a config names, measure it, say where that was."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 
+from engine.benchmarks.accept_lengths import measure_accept_lengths
 from engine.benchmarks.arms import Report, num_reports
 from engine.benchmarks.circumstances import Start, circumstances
 from engine.benchmarks.greedy_identity import verify_greedy_identity
@@ -106,6 +107,21 @@ def run_verification(config: EngineConfig, *, workload: Workload, report: Report
             concurrency=workload.concurrency,
             report=report,
         )
+
+    return _measured(config, measure)
+
+
+def run_evaluation(
+    config: EngineConfig, *, workload: Workload, temperatures: Sequence[float], report: Report
+) -> Measurement:
+    """The draft's accept length, prompt set by prompt set. Reports once for each temperature.
+
+    Raises what `run_benchmark` raises.
+    """
+
+    def measure(device: torch.device) -> Outcome:
+        built = _load(config, workload, device)
+        return measure_accept_lengths(built, workload, temperatures=temperatures, report=report)
 
     return _measured(config, measure)
 

@@ -35,12 +35,13 @@ _ARGUMENTS = (
     "concurrency",
     "trials",
     "temperature",
+    "temperatures",
     "seed",
 )
 
 
 def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
-    """--prompts, --num-prompts, --max-tokens, --concurrency, --output."""
+    """--prompts with one file, and `add_amount_flags`."""
     parser.add_argument(
         "--prompts",
         type=Path,
@@ -48,6 +49,11 @@ def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
         help="JSONL with prompt, turns or messages, and category if you like; "
         "default: 60 prompts of our own",
     )
+    add_amount_flags(parser)
+
+
+def add_amount_flags(parser: argparse.ArgumentParser) -> None:
+    """--num-prompts, --max-tokens, --concurrency, --output."""
     parser.add_argument(
         "--num-prompts",
         type=at_least_one,
@@ -90,11 +96,20 @@ def at_least_one(text: str) -> int:
 
 def chosen_prompts(args: argparse.Namespace) -> tuple[Prompt, ...]:
     """The prompts that the arguments ask for. Raises SettingsError."""
+    return pick(prompts_in(args.prompts), args.num_prompts)
+
+
+def prompts_in(file: Path | None) -> tuple[Prompt, ...]:
+    """Every prompt of a file, or of our own. Raises SettingsError."""
     try:
-        prompts = read_prompts(args.prompts)
+        return read_prompts(file)
     except (PromptFileError, OSError) as error:
         raise SettingsError(f"--prompts: {error}") from None
-    count = args.num_prompts or min(_DEFAULT_PROMPTS, len(prompts))
+
+
+def pick(prompts: Sequence[Prompt], wanted: int | None) -> tuple[Prompt, ...]:
+    """As many of them as are wanted, their categories in turn. Raises SettingsError."""
+    count = wanted or min(_DEFAULT_PROMPTS, len(prompts))
     if count > len(prompts):
         raise SettingsError(
             f"--num-prompts: found {count}; accepted: at most {len(prompts)}, "

@@ -1,0 +1,110 @@
+"""Measure how much a draft is worth: accept length per prompt set, greedy and at temperature 1.
+
+accept_len is the mean number of tokens a round, the target's bonus token included. accept_rate@k is
+the share of rounds in which the draft stood up to position k, from 0. Neither depends on the speed
+of the machine. The last line is JSON."""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine import SamplingParams
+from engine.benchmarks.prompts import NO_CATEGORY, Prompt
+from server.commands.measuring import (
+    add_amount_flags,
+    check_concurrency,
+    check_output,
+    describe_prompts,
+    encode,
+    pick,
+    progress_bar,
+    prompts_in,
+    publish,
+    quiet_libraries,
+)
+from server.commands.starting import (
+    add_checking_flags,
+    configure_log,
+    load_text,
+    resolved_engine_config,
+    settle,
+)
+from server.flags import add_settings_flags
+from server.settings import SettingsError
+
+USAGE = "dspark eval --config FILE [--prompts FILE ...] [options]"
+
+_TEMPERATURES = (0.0, 1.0)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command="eval")
+    parser.add_argument(
+        "--prompts",
+        nargs="+",
+        metavar="FILE",
+        help="JSONL with prompt, turns or messages; a prompt set is a line's category, else the "
+        "file's name; default: 60 prompts of our own",
+    )
+    add_amount_flags(parser)
+    parser.add_argument(
+        "--temperatures",
+        nargs="+",
+        type=float,
+        default=list(_TEMPERATURES),
+        metavar="T",
+        help="default 0 1; 0 is greedy",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling; default 0")
+    add_checking_flags(parser)
+    add_settings_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    settings = settle(args)
+    if settings is None:
+        return 0
+    check_concurrency(args, settings)
+    check_output(args.output)
+    if min(args.temperatures) < 0:
+        raise SettingsError(
+            f"--temperatures: found {min(args.temperatures):g}; accepted: 0 or more"
+        )
+    if settings.speculative.algorithm == "none":
+        raise SettingsError("speculative.algorithm: found none; accepted: a draft to evaluate")
+    prompts = pick(prompt_sets(args.prompts), args.num_prompts)
+    configure_log("warning")
+    config = resolved_engine_config(settings)
+    encoded = encode(load_text(settings, config), prompts)
+    quiet_libraries()
+
+    from engine.benchmarks.running import run_evaluation  # heavy: loads torch
+    from engine.benchmarks.trial import Workload
+
+    params = SamplingParams(max_new_tokens=args.max_tokens, seed=args.seed)
+    with progress_bar(len(args.temperatures)) as report:
+        measurement = run_evaluation(
+            config,
+            workload=Workload(encoded, params, args.concurrency),
+            temperatures=args.temperatures,
+            report=report,
+        )
+    title = (
+        f"accept lengths: {describe_prompts(prompts)}, at most {args.max_tokens} output tokens "
+        f"each, {args.concurrency} at a time"
+    )
+    return publish(measurement, title=title, notes=(), args=args, settings=settings)
+
+
+def prompt_sets(files: Sequence[str] | None) -> tuple[Prompt, ...]:
+    """The prompts of all files; those that name no category are of the file's. SettingsError."""
+    if files is None:
+        return prompts_in(None)
+    return tuple(
+        dataclasses.replace(prompt, category=Path(file).stem)
+        if prompt.category == NO_CATEGORY
+        else prompt
+        for file in files
+        for prompt in prompts_in(Path(file))
+    )
