@@ -22,7 +22,8 @@ class BlockRequest:
 
     anchor_ids: Int[Tensor, "B"]
     anchor_positions: Int[Tensor, "B"]
-    slots: Int[Tensor, "B K"]  # scratch for the block's keys and values, from the anchor on
+    slots: Int[Tensor, "B N"]  # scratch for the block's keys and values, from the anchor on:
+    # as many as the drafter's num_slots
     page_tables: Sequence[Sequence[int]]
     context_lens: Sequence[int]  # tokens before the anchor, which is its position
     sampling: BlockSampling | None = None  # None: every row takes the argmax

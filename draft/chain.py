@@ -7,55 +7,69 @@ from torch import Tensor
 from draft.block import BlockSampling
 from draft.heads import MarkovHead
 from draft.sampling import inverse_cdf
+from draft.vocabulary import DraftVocabulary
 
 
 def draft_chain(
     head: MarkovHead | None,
     hidden: Float[Tensor, "B K E"],
-    base_logits: Float[Tensor, "B K V"],
+    base_logits: Float[Tensor, "B K Vd"],
     anchor_ids: Int[Tensor, "B"],
     sampling: BlockSampling | None,
-) -> tuple[Int[Tensor, "B K"], Float[Tensor, "R K V"] | None]:
+    *,
+    state: Float[Tensor, "B r"] | None = None,
+    vocabulary: DraftVocabulary | None = None,
+) -> tuple[Int[Tensor, "B K"], Float[Tensor, "R K Vd"] | None]:
     """Each slot's token, given the one before it; and the distributions of the rows that draw.
+
+    Tokens are the target's ids; logits and distributions are over draft ids, which are the same
+    where `vocabulary` is None. state is the Markov head's before the first slot.
 
     The corrected logits live for one slot. Only rows that draw leave something of them behind:
     softmax(logits / temperature) in float32, which is what the verifier must weigh them by.
     """
     if head is None and sampling is None:
-        return base_logits.argmax(dim=-1), None
+        return _target_ids(base_logits.argmax(dim=-1), vocabulary), None
     draw = None if sampling is None else _Draw(sampling, base_logits)
-    previous, state = anchor_ids, None
+    previous = anchor_ids
     chain: list[Tensor] = []
     for k in range(base_logits.shape[1]):
         logits = base_logits[:, k]
         if head is not None:
             bias, state = head.bias(previous, hidden[:, k], state)
             logits = logits + bias
-        previous = logits.argmax(dim=-1)
+        chosen = logits.argmax(dim=-1)
         if draw is not None:
-            previous = draw.slot(k, logits, previous)
+            chosen = draw.slot(k, logits, chosen)
+        previous = _target_ids(chosen, vocabulary)
         chain.append(previous)
     return torch.stack(chain, dim=1), None if draw is None else draw.probs
+
+
+def _target_ids(
+    draft_ids: Int[Tensor, "*B"], vocabulary: DraftVocabulary | None
+) -> Int[Tensor, "*B"]:
+    return draft_ids if vocabulary is None else vocabulary.to_target(draft_ids)
 
 
 class _Draw:
     """The rows of a batch that draw, and what they drew from."""
 
-    def __init__(self, sampling: BlockSampling, base_logits: Float[Tensor, "B K V"]) -> None:
+    def __init__(self, sampling: BlockSampling, base_logits: Float[Tensor, "B K Vd"]) -> None:
         self._rows = sampling.rows
         self._temperatures = sampling.temperatures.float()[:, None]  # (R, 1)
         self._uniforms = sampling.uniforms
-        _, num_slots, vocab_size = base_logits.shape
+        _, block_size, num_outputs = base_logits.shape
         self._probs = base_logits.new_empty(
-            (num_slots, self._rows.shape[0], vocab_size), dtype=torch.float32
+            (block_size, self._rows.shape[0], num_outputs), dtype=torch.float32
         )
 
     @property
-    def probs(self) -> Float[Tensor, "R K V"]:
+    def probs(self) -> Float[Tensor, "R K Vd"]:
         return self._probs.transpose(0, 1)
 
     def slot(
-        self, k: int, logits: Float[Tensor, "B V"], greedy_ids: Int[Tensor, "B"]
+        self, k: int, logits: Float[Tensor, "B Vd"], greedy_ids: Int[Tensor, "B"]
     ) -> Int[Tensor, "B"]:
         """greedy_ids, with the ids of the rows that draw put in their places."""
         scaled = logits.index_select(0, self._rows).float() / self._temperatures

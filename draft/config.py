@@ -25,14 +25,19 @@ class LayerConfig:
 
     rope_theta: float
     sliding_window: int | None = None  # tokens; None: the whole past
+    causal: bool = False  # a slot sees no later slot of its own block
 
 
 @dataclass(frozen=True, slots=True)
 class DSparkConfig:
     """A draft in canonical terms. A reader made it from a checkpoint's config.json.
 
-    block_size slots go through the network: the anchor and block_size - 1 masks. Slot j
-    predicts the token at anchor + j + 1, so that a block is block_size draft tokens.
+    A block is block_size draft tokens. num_slots slots go through the network for it: the
+    anchor's and, after it, masks. Which token a slot predicts is the slot convention:
+
+        sample_from_anchor   slots            slot j predicts the token at
+        True                 block_size       anchor + j + 1
+        False                block_size + 1   anchor + j; slot 0 predicts nothing
     """
 
     hidden_size: int
@@ -52,10 +57,22 @@ class DSparkConfig:
     has_confidence_head: bool
     confidence_with_markov: bool  # the confidence head also reads the previous token's row of W1
     ties_embeddings: bool = False  # head and embedding are one matrix
+    sample_from_anchor: bool = True
+    draft_vocab_size: int | None = None  # tokens that a draft can say; None: the whole vocabulary
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that a block takes in the network, and of scratch memory."""
+        return self.block_size if self.sample_from_anchor else self.block_size + 1
+
+    @property
+    def num_outputs(self) -> int:
+        """Rows of the head and of the Markov head's W2."""
+        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
 
     @property
     def aux_size(self) -> int:

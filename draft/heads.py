@@ -13,10 +13,15 @@ class MarkovHead(nn.Module):
     This class is the vanilla head, where f is W1's row itself.
     """
 
-    def __init__(self, *, vocab_size: int, rank: int, hidden_size: int) -> None:
+    def __init__(
+        self, *, vocab_size: int, rank: int, hidden_size: int, num_outputs: int | None = None
+    ) -> None:
+        """num_outputs: tokens that the draft can say; None: all that it can follow."""
         super().__init__()
         self.markov_w1 = nn.Embedding(vocab_size, rank)
-        self.markov_w2: nn.Module = nn.Linear(rank, vocab_size, bias=False)
+        self.markov_w2: nn.Module = nn.Linear(
+            rank, vocab_size if num_outputs is None else num_outputs, bias=False
+        )
 
     def embed(self, ids: Int[Tensor, "*B"]) -> Float[Tensor, "*B r"]:
         """Rows of W1."""
@@ -28,13 +33,19 @@ class MarkovHead(nn.Module):
         previous_ids: Int[Tensor, "B"],
         hidden: Float[Tensor, "B E"],
         state: Float[Tensor, "B r"] | None,
-    ) -> tuple[Float[Tensor, "B V"], Float[Tensor, "B r"] | None]:
+    ) -> tuple[Float[Tensor, "B Vd"], Float[Tensor, "B r"] | None]:
         """The bias of one slot given the token before it, and the state for the next slot.
 
         hidden is the slot's, after the final norm. The first slot's state is None.
         """
         feature, state = self._feature(self.embed(previous_ids), hidden, state)
         return self.markov_w2(feature), state
+
+    def state_after(
+        self, previous_ids: Int[Tensor, "B"], hidden: Float[Tensor, "B E"]
+    ) -> Float[Tensor, "B r"] | None:
+        """The state that a first slot without a prediction leaves to the next one."""
+        return self._feature(self.embed(previous_ids), hidden, None)[1]
 
     def _feature(
         self, previous: Tensor, hidden: Tensor, state: Tensor | None
@@ -45,8 +56,12 @@ class MarkovHead(nn.Module):
 class GatedMarkovHead(MarkovHead):
     """f = sigmoid(G · [hidden; w] + b) * w, with w the row of W1."""
 
-    def __init__(self, *, vocab_size: int, rank: int, hidden_size: int) -> None:
-        super().__init__(vocab_size=vocab_size, rank=rank, hidden_size=hidden_size)
+    def __init__(
+        self, *, vocab_size: int, rank: int, hidden_size: int, num_outputs: int | None = None
+    ) -> None:
+        super().__init__(
+            vocab_size=vocab_size, rank=rank, hidden_size=hidden_size, num_outputs=num_outputs
+        )
         self.gate_proj: nn.Module = nn.Linear(hidden_size + rank, rank)
 
     def _feature(
@@ -62,8 +77,12 @@ class RNNMarkovHead(MarkovHead):
     (u, c, o) = J · [state; w; hidden] + b;  state = σ(u)·state + (1 - σ(u))·tanh(c);  f = tanh(o)
     """
 
-    def __init__(self, *, vocab_size: int, rank: int, hidden_size: int) -> None:
-        super().__init__(vocab_size=vocab_size, rank=rank, hidden_size=hidden_size)
+    def __init__(
+        self, *, vocab_size: int, rank: int, hidden_size: int, num_outputs: int | None = None
+    ) -> None:
+        super().__init__(
+            vocab_size=vocab_size, rank=rank, hidden_size=hidden_size, num_outputs=num_outputs
+        )
         self.joint_proj: nn.Module = nn.Linear(2 * rank + hidden_size, 3 * rank)
 
     def _feature(
@@ -104,6 +123,13 @@ _HEADS: dict[MarkovKind, type[MarkovHead]] = {
 
 
 def build_markov_head(
-    kind: MarkovKind, *, vocab_size: int, rank: int, hidden_size: int
+    kind: MarkovKind,
+    *,
+    vocab_size: int,
+    rank: int,
+    hidden_size: int,
+    num_outputs: int | None = None,
 ) -> MarkovHead:
-    return _HEADS[kind](vocab_size=vocab_size, rank=rank, hidden_size=hidden_size)
+    return _HEADS[kind](
+        vocab_size=vocab_size, rank=rank, hidden_size=hidden_size, num_outputs=num_outputs
+    )

@@ -13,13 +13,14 @@ from draft.config import DSparkConfig
 from draft.heads import ConfidenceHead, MarkovHead, build_markov_head
 from draft.norm import RMSNorm
 from draft.rotary import RotaryTable, Rotation
+from draft.vocabulary import DraftVocabulary
 
 
 class DSparkNetwork(nn.Module):
     """A non-causal transformer over [anchor, mask, mask, ...], with heads.
 
         taps [N, A] --fc, hidden_norm--> context [N, E] --every layer's k_proj, v_proj--> pool
-        ids [B, K]  --embed, layers (see pool and one another), norm--> hidden [B, K, E]
+        ids [B, N]  --embed, layers (see pool and one another), norm--> hidden [B, N, E]
         hidden      --lm_head--> base logits, corrected left to right by the Markov head
 
     Parameters are named as in a DeepSpec checkpoint. Every matrix product is an nn.Linear when
@@ -29,7 +30,7 @@ class DSparkNetwork(nn.Module):
     def __init__(
         self, config: DSparkConfig, *, max_positions: int, device: torch.device | None = None
     ) -> None:
-        """max_positions: longest sequence in tokens; a block may reach block_size beyond it.
+        """max_positions: longest sequence in tokens; a block may reach num_slots beyond it.
 
         device is the rotary tables' own, so that the rest can be built on another (meta).
         """
@@ -40,13 +41,13 @@ class DSparkNetwork(nn.Module):
             theta: RotaryTable(
                 head_dim=config.head_dim,
                 theta=theta,
-                num_positions=max_positions + config.block_size,
+                num_positions=max_positions + config.num_slots,
                 device=device or torch.get_default_device(),
             )
             for theta in {layer.rope_theta for layer in config.layers}
         }
         self.embed_tokens = nn.Embedding(config.vocab_size, size)
-        self.lm_head: nn.Module = nn.Linear(size, config.vocab_size, bias=False)
+        self.lm_head: nn.Module = nn.Linear(size, config.num_outputs, bias=False)
         self.fc: nn.Module = nn.Linear(config.aux_size, size, bias=False)
         self.hidden_norm = RMSNorm(size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(
@@ -56,6 +57,11 @@ class DSparkNetwork(nn.Module):
         self.norm = RMSNorm(size, eps=config.rms_norm_eps)
         self.markov_head = _markov_head(config)
         self.confidence_head = _confidence_head(config)
+        self.vocabulary = (
+            DraftVocabulary(size=config.draft_vocab_size)
+            if config.draft_vocab_size is not None
+            else None
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -71,23 +77,39 @@ class DSparkNetwork(nn.Module):
         context: Tensor = self.hidden_norm(self.fc(aux_hidden.to(self.dtype)))
         return context
 
-    def block_ids(self, anchor_ids: Int[Tensor, "B"]) -> Int[Tensor, "B K"]:
-        """The input of each block: its anchor, then masks."""
-        masks = anchor_ids.new_full((1, self.config.block_size - 1), self.config.mask_token_id)
+    def block_ids(self, anchor_ids: Int[Tensor, "B"]) -> Int[Tensor, "B N"]:
+        """The input of each block, num_slots wide: its anchor, then masks."""
+        masks = anchor_ids.new_full((1, self.config.num_slots - 1), self.config.mask_token_id)
         return torch.cat([anchor_ids[:, None], masks.expand(anchor_ids.shape[0], -1)], dim=1)
 
     def hidden(
-        self, ids: Int[Tensor, "B K"], positions: Int[Tensor, "B K"], block: BlockAttend
-    ) -> Float[Tensor, "B K E"]:
+        self, ids: Int[Tensor, "B N"], positions: Int[Tensor, "B N"], block: BlockAttend
+    ) -> Float[Tensor, "B N E"]:
         """Run the blocks, all slots in one flat row; the result is after the final norm."""
-        x: Tensor = self.embed_tokens(ids.flatten())  # (B * K, E)
+        x: Tensor = self.embed_tokens(ids.flatten())  # (B * N, E)
         rotations = self.rotations(positions.flatten())
         for layer in self.layers:
             x = layer(x, rotations, block)
         hidden: Tensor = self.norm(x)
         return hidden.view(*ids.shape, -1)
 
-    def base_logits(self, hidden: Float[Tensor, "B K E"]) -> Float[Tensor, "B K V"]:
+    def predicting(
+        self, hidden: Float[Tensor, "B N E"], anchor_ids: Int[Tensor, "B"]
+    ) -> tuple[Float[Tensor, "B K E"], Float[Tensor, "B r"] | None]:
+        """The slots that predict a token, and the Markov state before the first of them.
+
+        Without sample_from_anchor the anchor's own slot predicts nothing; a recurrent head was
+        trained to pass over it all the same, with the anchor as the token before it.
+        """
+        if self.config.sample_from_anchor:
+            return hidden, None
+        state = None
+        if self.markov_head is not None:
+            state = self.markov_head.state_after(anchor_ids, hidden[:, 0])
+        return hidden[:, 1:], state
+
+    def base_logits(self, hidden: Float[Tensor, "B K E"]) -> Float[Tensor, "B K Vd"]:
+        """Over the tokens that the draft can say, all of the vocabulary or a part of it."""
         logits: Tensor = self.lm_head(hidden)
         return logits
 
@@ -162,6 +184,7 @@ def _markov_head(config: DSparkConfig) -> MarkovHead | None:
     return build_markov_head(
         config.markov_kind,
         vocab_size=config.vocab_size,
+        num_outputs=config.num_outputs,
         rank=config.markov_rank,
         hidden_size=config.hidden_size,
     )

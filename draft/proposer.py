@@ -29,6 +29,11 @@ class Proposer(Protocol):
         ...
 
     @property
+    def num_slots(self) -> int:
+        """Slots of scratch memory that a block takes, from its anchor on; 0 without a draft."""
+        ...
+
+    @property
     def tap_layers(self) -> tuple[int, ...]:
         """Target layers whose outputs make up aux_hidden, in order; -1 is the embedding."""
         ...
@@ -90,11 +95,15 @@ class DSparkProposer:
         self._pool = pool
         self._attention = attention
         self._writer = ContextKVWriter(network=network, pool=pool, mode=context_kv, linear=linear)
-        self._steps = torch.arange(self.block_size, device=pool.draft_keys.device)
+        self._steps = torch.arange(self.num_slots, device=pool.draft_keys.device)
 
     @property
     def block_size(self) -> int:
         return self._network.config.block_size
+
+    @property
+    def num_slots(self) -> int:
+        return self._network.config.num_slots
 
     @property
     def tap_layers(self) -> tuple[int, ...]:
@@ -108,10 +117,20 @@ class DSparkProposer:
             request.anchor_positions[:, None] + self._steps,
             self._paged_block(request),
         )
-        base_logits = network.base_logits(hidden)
+        hidden, state = network.predicting(hidden, anchor_ids)
         draft_ids, draft_probs = draft_chain(
-            network.markov_head, hidden, base_logits, anchor_ids, request.sampling
+            network.markov_head,
+            hidden,
+            network.base_logits(hidden),
+            anchor_ids,
+            request.sampling,
+            state=state,
+            vocabulary=network.vocabulary,
         )
+        if draft_probs is not None and network.vocabulary is not None:
+            draft_probs = network.vocabulary.spread(
+                draft_probs, vocab_size=network.config.vocab_size
+            )
         confidence = network.confidence_logits(hidden, anchor_ids, draft_ids)
         return DraftBlock(draft_ids, draft_probs, confidence)
 
@@ -149,14 +168,19 @@ class DSparkProposer:
 
     def _paged_block(self, request: BlockRequest) -> "_PagedBlock":
         num_sequences, width = request.slots.shape
-        assert width == self.block_size, f"{width} slots for a block of {self.block_size}"
-        plan = self._attention.plan(
-            query_lens=[width] * num_sequences,
-            kv_lens=[length + width for length in request.context_lens],
-            page_tables=request.page_tables,
-            causal=False,
-        )
-        return _PagedBlock(self._pool, plan, request.slots.flatten())
+        assert width == self.num_slots, f"{width} slots for a block of {self.num_slots}"
+        causal = [layer.causal for layer in self._network.config.layers]
+        plans = {
+            is_causal: self._attention.plan(
+                query_lens=[width] * num_sequences,
+                kv_lens=[length + width for length in request.context_lens],
+                page_tables=request.page_tables,
+                causal=is_causal,
+            )
+            for is_causal in set(causal)
+        }
+        by_layer = tuple(plans[is_causal] for is_causal in causal)
+        return _PagedBlock(self._pool, by_layer, request.slots.flatten())
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +188,7 @@ class _PagedBlock:
     """Attention of one draft pass: the block's keys and values go to its scratch slots first."""
 
     pool: KVPool
-    plan: AttentionPlan
+    plans: tuple[AttentionPlan, ...]  # by layer
     slots: Tensor
 
     def attend(
@@ -178,7 +202,7 @@ class _PagedBlock:
         window: int | None,
     ) -> Float[Tensor, "T H D"]:
         self.pool.write_draft_layer(layer, self.slots, keys, values)
-        return self.plan.attend(
+        return self.plans[layer].attend(
             query,
             self.pool.draft_keys[layer],
             self.pool.draft_values[layer],
@@ -191,6 +215,7 @@ class NoDraft:
     """Plain decoding: blocks of nothing."""
 
     block_size = 0
+    num_slots = 0
     tap_layers: tuple[int, ...] = ()
     context_kv_path: ContextKVPath = "none"
     context_kv_reason: str | None = None

@@ -7,6 +7,7 @@ from draft.config import DSparkConfig, TargetFacts
 from draft.errors import DraftLoadError
 from draft.fields import Fields
 from draft.native import read_native
+from draft.speculators import read_speculators
 
 
 def read_config(folder: Path, *, target: TargetFacts) -> DSparkConfig:
@@ -14,12 +15,10 @@ def read_config(folder: Path, *, target: TargetFacts) -> DSparkConfig:
 
     Raises DraftLoadError: one line naming field, found and accepted.
     """
-    fields = Fields(read_json(folder / "config.json"))
-    other_format = fields.find("speculators_model_type")
-    if other_format is not None:
-        wanted = "a DeepSpec checkpoint, which has no such field"
-        raise DraftLoadError("speculators_model_type", found=other_format, accepted=wanted)
-    return read_native(fields, target=target)
+    values = read_json(folder / "config.json")
+    if values.get("speculators_model_type") is not None:
+        return read_speculators(values, target=target)
+    return read_native(Fields(values), target=target)
 
 
 def read_json(path: Path) -> dict[str, object]:

@@ -6,13 +6,13 @@ from engine.api import Request
 from engine.errors import RequestRejected
 
 
-def served_len(*, model_len: int, pool_tokens: int, block_size: int) -> int:
+def served_len(*, model_len: int, pool_tokens: int, num_slots: int) -> int:
     """Tokens of one request, prompt and output, that this engine can serve.
 
-    A round needs scratch slots for the draft's block behind the last committed token, and the
-    whole pool must be able to hold one request, or it could never finish.
+    A round needs num_slots scratch slots for the draft's block behind the last committed token,
+    and the whole pool must be able to hold one request, or it could never finish.
     """
-    return min(model_len, pool_tokens - block_size)
+    return min(model_len, pool_tokens - num_slots)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,13 +125,13 @@ def build_block_request(
     drafting: Sequence[SequenceStep],
     sampling: BlockSampling | None,
     *,
-    block_size: int,
+    num_slots: int,
     device: torch.device,
 ) -> BlockRequest:
     """The draft's input: one anchor and one block's scratch slots per drafting share."""
     anchors = np.array([share.seq.token_ids[-1] for share in drafting], dtype=np.int64)
     positions = np.array([share.start for share in drafting], dtype=np.int64)
-    slots = np.stack([s.seq.table.slots(s.start, s.start + block_size) for s in drafting])
+    slots = np.stack([s.seq.table.slots(s.start, s.start + num_slots) for s in drafting])
     anchor_ids, anchor_positions, block_slots = upload([anchors, positions, slots], device)
     return BlockRequest(
         anchor_ids=anchor_ids,

@@ -105,6 +105,7 @@ def wire_engine(
         device=device,
     )
     block_size = draft.config.block_size if draft is not None else 0
+    num_slots = draft.config.num_slots if draft is not None else 0
     attention = ReferenceAttention(page_size=config.page_size, device=device)
     memory = plan_pool(
         config, target=target, draft=draft, probe=probe, attention=attention, device=device
@@ -116,13 +117,13 @@ def wire_engine(
         num_pages=memory.num_pages, page_size=memory.page_size, prefix_cache=config.prefix_cache
     )
     max_len = served_len(
-        model_len=target.max_len, pool_tokens=memory.num_tokens, block_size=block_size
+        model_len=target.max_len, pool_tokens=memory.num_tokens, num_slots=num_slots
     )
     scheduler = Scheduler(
         pages=pages,
         limits=Limits(max_len=max_len, vocab_size=target.vocab_size),
         eos_ids=target.eos_ids,
-        block_size=block_size,
+        num_slots=num_slots,
         num_draft_tokens=resolve_num_draft_tokens(config, block_size),
         max_running=config.max_running_requests,
         max_queued=config.max_queued_requests,

@@ -85,7 +85,7 @@ class EngineCore:
             build_block_request(
                 plan.drafting,
                 draws.block if draws is not None else None,
-                block_size=self._proposer.block_size,
+                num_slots=self._proposer.num_slots,
                 device=self._device,
             )
         )

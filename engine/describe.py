@@ -48,6 +48,8 @@ def describe(
         "draft": {
             "path": config.draft,
             "block_size": draft.config.block_size,
+            "sample_from_anchor": draft.config.sample_from_anchor,
+            "vocab_size": draft.config.num_outputs,
             "num_draft_tokens": resolve_num_draft_tokens(config, draft.config.block_size),
             "layers": draft.config.num_layers,
             "tap_layers": list(draft.config.tap_layers),

@@ -40,7 +40,7 @@ def plan_pool(
         if device.type == "cuda" and config.num_pages is None
         else 0
     )
-    min_tokens = _SHORT_REQUEST + (draft.config.block_size if draft is not None else 0)
+    min_tokens = _SHORT_REQUEST + (draft.config.num_slots if draft is not None else 0)
     num_pages, budget = _num_pages(
         config, bytes_per_page, target_bytes + draft_bytes, step_bytes, min_tokens, device
     )

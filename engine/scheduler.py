@@ -38,8 +38,8 @@ class SchedulerCounters:
 class Scheduler:
     """Plans steps and writes down what they decided.
 
-    num_draft_tokens is the number verified per round, at most block_size; block_size is the
-    draft's own width, whose scratch slots every round reserves.
+    num_draft_tokens is the number verified per round; num_slots is the draft's own width, whose
+    scratch slots every round reserves.
     """
 
     def __init__(
@@ -48,18 +48,18 @@ class Scheduler:
         pages: PagePool,
         limits: Limits,
         eos_ids: frozenset[int],
-        block_size: int,
+        num_slots: int,
         num_draft_tokens: int,
         max_running: int,
         max_queued: int,
         prefill_chunk_tokens: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        assert num_draft_tokens <= block_size, (num_draft_tokens, block_size)
+        assert num_draft_tokens <= num_slots, (num_draft_tokens, num_slots)
         self._pages = pages
         self._limits = limits
         self._eos_ids = eos_ids
-        self._block_size = block_size
+        self._num_slots = num_slots
         self._num_draft_tokens = num_draft_tokens
         self._max_running = max_running
         self._max_queued = max_queued
@@ -195,7 +195,7 @@ class Scheduler:
         """Length that the page table must cover: the rows, and the draft's scratch block."""
         if share.num_drafts == 0:
             return share.stop
-        return share.start + max(self._block_size, share.num_drafts + 1)
+        return share.start + max(self._num_slots, share.num_drafts + 1)
 
     def _reserve(self, share: SequenceStep) -> bool:
         table = share.seq.table
@@ -225,7 +225,7 @@ class Scheduler:
     def _try_admit(self, seq: SequenceState, budget: int) -> SequenceStep | None:
         """Pages for all that is committed and one round, or nothing: no half admissions."""
         hit = self._pages.match_prefix(seq.token_ids, max_tokens=len(seq.token_ids) - 1)
-        wanted = len(seq.token_ids) + self._block_size
+        wanted = len(seq.token_ids) + self._num_slots
         seq.table.extend(hit)
         if seq.table.missing_pages(wanted) > self._pages.num_available:
             self._pages.release(seq.table.trim(0))

@@ -55,6 +55,7 @@ class Served:
     ) -> None:
         self.prompts = prompts
         self.block_size = network.config.block_size
+        self.num_slots = network.config.num_slots
         self.pool: KVPool = new_pool(network.config, page_size=page_size, dtype=network.dtype)
         self.proposer = DSparkProposer(
             network=network,
@@ -62,7 +63,7 @@ class Served:
             attention=reference_attention(self.pool),
             context_kv=mode,
         )
-        lengths = [prompt.context_len + self.block_size for prompt in prompts]
+        lengths = [prompt.context_len + self.num_slots for prompt in prompts]
         self.tables: list[PageTable] = shuffled_tables(self.pool, lengths, seed=seed)
         for prompt, table in zip(prompts, self.tables, strict=True):
             self.proposer.write_context(
@@ -76,7 +77,7 @@ class Served:
             [prompt.anchor_id for prompt in self.prompts],
             [prompt.context_len for prompt in self.prompts],
             self.tables,
-            block_size=self.block_size,
+            num_slots=self.num_slots,
             sampling=sampling,
         )
 

@@ -186,9 +186,9 @@ REFUSED: list[tuple[str, dict[str, object]]] = [
     ("enable_confidence_head", {"enable_confidence_head": "yes"}),
     ("confidence_head_with_markov", {"markov_rank": 0}),
     ("sample_from_anchor", {"sample_from_anchor": False}),
-    ("speculators_model_type", {"speculators_model_type": "dspark"}),
+    ("speculators_model_type", {"speculators_model_type": "eagle3"}),
     ("rope_theta", {"rope_parameters": None}),
-    ("rope_theta", {"rope_parameters": {"rope_theta": -1.0}}),
+    ("rope_parameters.rope_theta", {"rope_parameters": {"rope_theta": -1.0}}),
     ("rope_parameters", {"rope_parameters": 10_000}),
     ("rope_parameters.rope_type", {"rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn"}}),
     (
@@ -198,7 +198,7 @@ REFUSED: list[tuple[str, dict[str, object]]] = [
     ("rope_scaling.rope_type", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
     ("partial_rotary_factor", {"partial_rotary_factor": 0.25}),
     (
-        "partial_rotary_factor",
+        "rope_parameters.partial_rotary_factor",
         {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}},
     ),
 ]

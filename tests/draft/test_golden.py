@@ -52,7 +52,7 @@ class _Served:
     def request(self, golden: Round) -> BlockRequest:
         anchor_id = int(golden["draft_input_ids"][0])
         return block_request(
-            [anchor_id], [golden.anchor], [self.table], block_size=self.config.block_size
+            [anchor_id], [golden.anchor], [self.table], num_slots=self.config.num_slots
         )
 
 

@@ -303,3 +303,27 @@ def assert_refused(checkpoint: Checkpoint, field: str, said: str) -> None:
     assert message.startswith(f"draft {field}")
     assert said in message
     assert "\n" not in message
+
+
+def test_a_native_checkpoint_may_have_a_vocabulary_of_its_own(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, draft_vocab_size=40)
+    words = torch.arange(40) * 7 + 3
+    checkpoint.tensors["d2t"] = words - torch.arange(40)
+    w2 = checkpoint.tensors["markov_head.markov_w2.weight"][words]
+    checkpoint.tensors["markov_head.markov_w2.weight"] = w2
+    for name in ("embed_tokens.weight", "lm_head.weight"):
+        del checkpoint.tensors[name]
+    checkpoint.save()
+    network = checkpoint.load()
+    assert torch.equal(network.lm_head.weight, checkpoint.lm_head[words])
+    assert network.embed_tokens.weight.data_ptr() == checkpoint.embedding.data_ptr()
+    served = Served(network, prompts_of(network, [9, 4]))
+    assert set(served.proposer.propose(served.request()).draft_ids.flatten().tolist()) <= set(
+        words.tolist()
+    )
+
+
+def test_a_native_vocabulary_of_its_own_needs_its_map(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, draft_vocab_size=40)
+    checkpoint.save()
+    assert_refused(checkpoint, "d2t", "found nothing")

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from draft import BlockSampling, DraftBlock, DSparkNetwork, LayerConfig, NoDraft
+from draft import BlockSampling, DraftBlock, DSparkNetwork, LayerConfig, NoDraft, inverse_cdf
 from draft.attention import BlockAttend
-from tests.draft.naive import naive_hidden
+from tests.draft.naive import naive_hidden, naive_predictions
 from tests.draft.serving import Prompt, Served, prompts_of, sample_rows
 from tests.draft.tiny import block_request, random_network, slots_of, tiny_config
 
@@ -25,6 +25,23 @@ CONFIGS = {
         layers=(LayerConfig(1e4, 5), LayerConfig(1e6), LayerConfig(1e4, 1))
     ),
     "one slot": tiny_config(block_size=1),
+    "the anchor predicts nothing": tiny_config(sample_from_anchor=False),
+    "the anchor predicts nothing, rnn": tiny_config(sample_from_anchor=False, markov_kind="rnn"),
+    "the anchor predicts nothing, no heads": tiny_config(
+        sample_from_anchor=False,
+        markov_kind=None,
+        markov_rank=0,
+        has_confidence_head=False,
+        confidence_with_markov=False,
+    ),
+    "a vocabulary of its own": tiny_config(draft_vocab_size=23),
+    "a vocabulary of its own, rnn": tiny_config(draft_vocab_size=23, markov_kind="rnn"),
+    "all of it": tiny_config(
+        sample_from_anchor=False,
+        draft_vocab_size=23,
+        markov_kind="gated",
+        layers=(LayerConfig(1e4, 5, causal=True), LayerConfig(1e4), LayerConfig(1e4, 2)),
+    ),
 }
 
 
@@ -55,20 +72,45 @@ def test_a_block_is_what_the_formulas_say(network: DSparkNetwork) -> None:
 def _assert_follows(
     network: DSparkNetwork, hidden: torch.Tensor, anchor_id: int, block: DraftBlock
 ) -> None:
-    """The probabilities and confidences of a drawn block, from its hidden states [K, E]."""
+    """The probabilities and confidences of a drawn block, from its hidden states [N, E]."""
     assert block.draft_probs is not None
-    previous, state = torch.tensor([anchor_id]), None
-    for k, token in enumerate(block.draft_ids[0]):
-        logits = network.lm_head(hidden[k])
-        if network.markov_head is not None:
-            bias, state = network.markov_head.bias(previous, hidden[None, k], state)
-            logits = logits + bias[0]
-        expected = torch.softmax(logits, -1)
-        torch.testing.assert_close(block.draft_probs[0, k], expected, rtol=1e-4, atol=1e-5)
-        previous = token[None]
-    anchors = torch.tensor([anchor_id])
-    confidence = network.confidence_logits(hidden[None], anchors, block.draft_ids)
-    torch.testing.assert_close(block.confidence_logits, confidence, rtol=1e-4, atol=1e-4)
+    ids = block.draft_ids[0].tolist()
+    probs, confidence = naive_predictions(network, hidden, anchor_id, ids)
+    torch.testing.assert_close(block.draft_probs[0], probs, rtol=1e-4, atol=1e-5)
+    if confidence is None:
+        assert block.confidence_logits is None
+    else:
+        assert block.confidence_logits is not None
+        torch.testing.assert_close(block.confidence_logits[0], confidence, rtol=1e-4, atol=1e-4)
+
+
+def test_a_greedy_block_is_what_the_formulas_say(network: DSparkNetwork) -> None:
+    for prompt in prompts_of(network, LENGTHS):
+        served = Served(network, [prompt])
+        ids = served.proposer.propose(served.request()).draft_ids[0].tolist()
+        hidden = naive_hidden(network, prompt.aux_hidden, prompt.anchor_id).float()
+        probs, _ = naive_predictions(network, hidden, prompt.anchor_id, ids)
+        assert probs.argmax(-1).tolist() == ids
+
+
+def test_tokens_are_drawn_from_the_very_distribution_that_is_reported(
+    network: DSparkNetwork,
+) -> None:
+    """Whatever the uniform: the token of a slot is the inverse CDF over the draft's own words."""
+    prompt = prompts_of(network, [9])[0]
+    served = Served(network, [prompt])
+    words = torch.arange(network.config.vocab_size)
+    if network.vocabulary is not None:
+        words = network.vocabulary.target_ids
+    for uniform in (0.0, 0.3, 0.7, 0.999):
+        uniforms = torch.full((1, served.block_size), uniform, dtype=torch.float64)
+        block = served.proposer.propose(
+            served.request(replace(all_rows(served), uniforms=uniforms))
+        )
+        assert block.draft_probs is not None
+        drawn = words[inverse_cdf(block.draft_probs[..., words], uniforms)]
+        assert torch.equal(drawn, block.draft_ids)
+        torch.testing.assert_close(block.draft_probs.sum(-1), torch.ones(1, served.block_size))
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -190,7 +232,7 @@ def test_a_draft_in_half_precision_guesses_nearly_the_same(dtype: torch.dtype) -
 def test_a_block_of_the_wrong_width_is_our_own_mistake() -> None:
     network = random_network()
     served = Served(network, prompts_of(network, [9]))
-    narrow = block_request([1], [9], served.tables, block_size=served.block_size - 1)
+    narrow = block_request([1], [9], served.tables, num_slots=served.num_slots - 1)
     with pytest.raises(AssertionError, match="3 slots for a block of 4"):
         served.proposer.propose(narrow)
 

@@ -48,6 +48,9 @@ def random_network(
                 parameter.copy_(1 + 0.3 * noise)
             else:
                 parameter.copy_(noise * 0.3)
+        if network.vocabulary is not None:
+            words = torch.randperm(config.vocab_size, generator=generator)[: config.num_outputs]
+            network.vocabulary.target_ids.copy_(words.sort().values)
     return network.requires_grad_(False).eval()
 
 
@@ -96,11 +99,11 @@ def block_request(
     context_lens: Sequence[int],
     tables: Sequence[PageTable],
     *,
-    block_size: int,
+    num_slots: int,
     sampling: BlockSampling | None = None,
 ) -> BlockRequest:
     slots = [
-        slots_of(table, length, length + block_size)
+        slots_of(table, length, length + num_slots)
         for table, length in zip(tables, context_lens, strict=True)
     ]
     return BlockRequest(

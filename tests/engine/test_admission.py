@@ -48,5 +48,5 @@ def test_the_largest_request_that_fits_is_taken() -> None:
 
 
 def test_a_pool_smaller_than_the_context_is_the_limit_less_the_drafts_scratch() -> None:
-    assert served_len(model_len=2048, pool_tokens=800, block_size=5) == 795
-    assert served_len(model_len=2048, pool_tokens=8000, block_size=5) == 2048
+    assert served_len(model_len=2048, pool_tokens=800, num_slots=5) == 795
+    assert served_len(model_len=2048, pool_tokens=8000, num_slots=5) == 2048
