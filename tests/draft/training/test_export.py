@@ -1,0 +1,76 @@
+"""What was trained is what is loaded."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from draft import TargetFacts, load_network, read_config
+from draft.training.curves import draw_curves
+from draft.training.export import export_draft
+from draft.training.journal import Journal
+from draft.training.trainer import StepReport
+from draft.training.validating import Validation
+from tests.draft.tiny import CPU, random_network, tiny_config
+
+
+@pytest.mark.parametrize("changes", [{}, {"markov_kind": "rnn"}, {"confidence_with_markov": False}])
+def test_an_exported_draft_is_read_back_as_it_was(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    config = tiny_config(**changes)
+    network = random_network(config)
+    export_draft(network, tmp_path, more={"target_fingerprint": "abc"}, num_target_layers=6)
+    found = read_config(tmp_path, target=TargetFacts(32, 6, config.vocab_size))
+    assert found == config
+    loaded = load_network(
+        tmp_path,
+        found,
+        embedding=network.embed_tokens.weight,
+        lm_head=network.lm_head.get_parameter("weight"),
+        dtype=torch.float32,
+        device=CPU,
+        max_positions=64,
+    )
+    other = dict(network.named_parameters())
+    for name, parameter in loaded.named_parameters():
+        torch.testing.assert_close(parameter, other[name], atol=0, rtol=2**-8)
+    assert json.loads((tmp_path / "config.json").read_text())["target_fingerprint"] == "abc"
+
+
+def test_embedding_and_head_are_left_to_the_target(tmp_path: Path) -> None:
+    export_draft(random_network(), tmp_path, more={}, num_target_layers=6)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert not {"embed_tokens.weight", "lm_head.weight"} & set(tensors)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def report(step: int) -> StepReport:
+    return StepReport(step, 2.0 / step, 1.0, 0.5, 1e-3, 0.7, 40)
+
+
+def test_a_rewound_journal_has_each_step_once(tmp_path: Path) -> None:
+    journal = Journal(path=tmp_path / "training.jsonl")
+    for step in (1, 2, 3):
+        journal.step(report(step))
+    journal.validation(3, Validation.of([0.5, 0.25], 0.1, 2))
+    with (tmp_path / "training.jsonl").open("a") as file:
+        file.write('{"kind": "st')
+    journal.rewind(2)
+    journal.step(report(3))
+    assert [(e["kind"], e["step"]) for e in journal.entries()] == [
+        ("step", step) for step in (1, 2, 3)
+    ]
+
+
+def test_curves_are_a_picture(tmp_path: Path) -> None:
+    journal = Journal(path=tmp_path / "training.jsonl")
+    for step in (1, 2):
+        journal.step(report(step))
+        journal.validation(step, Validation.of([0.5, 0.25], None, 2))
+    draw_curves(journal.entries(), tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    draw_curves(journal.entries()[:1], tmp_path / "curves.png")
