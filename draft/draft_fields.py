@@ -17,6 +17,17 @@ def read_mask_token_id(fields: Fields, *, vocab_size: int) -> int:
     return mask_token_id
 
 
+def read_block(fields: Fields, *, default_size: int | None = None) -> tuple[bool, int]:
+    """sample_from_anchor and the number of draft tokens.
+
+    In both formats block_size counts slots. Without sample_from_anchor the anchor's own slot
+    predicts nothing, and a block is one token shorter.
+    """
+    samples = fields.flag("sample_from_anchor", default=True)
+    num_slots = fields.integer("block_size", minimum=1 if samples else 2, default=default_size)
+    return samples, num_slots if samples else num_slots - 1
+
+
 def read_draft_vocab_size(
     fields: Fields, *, vocab_size: int, default: int | None = None
 ) -> int | None:

@@ -3,6 +3,7 @@
 from draft.backbone_fields import check_fits, read_heads, read_layers
 from draft.config import DSparkConfig, TargetFacts, check_taps
 from draft.draft_fields import (
+    read_block,
     read_confidence,
     read_draft_vocab_size,
     read_markov,
@@ -28,8 +29,7 @@ def read_native(fields: Fields, *, target: TargetFacts) -> DSparkConfig:
     check_fits(fields, "vocab_size", target.vocab_size)
     check_fits(fields, "num_target_layers", target.num_layers, found=target.num_layers)
     fields.choice("hidden_act", ["silu"], default="silu")
-    if not fields.flag("sample_from_anchor", default=True):
-        raise DraftLoadError("sample_from_anchor", found=False, accepted="true in this format")
+    samples, block_size = read_block(fields)
     num_heads, num_kv_heads, head_dim = read_heads(fields)
     kind, rank = read_markov(fields)
     has_confidence, with_markov = read_confidence(fields, has_markov=kind is not None)
@@ -43,7 +43,7 @@ def read_native(fields: Fields, *, target: TargetFacts) -> DSparkConfig:
         rms_norm_eps=fields.positive_number("rms_norm_eps"),
         attention_bias=fields.flag("attention_bias", default=False),
         layers=read_layers(fields),
-        block_size=fields.integer("block_size", minimum=1),
+        block_size=block_size,
         mask_token_id=read_mask_token_id(fields, vocab_size=target.vocab_size),
         tap_layers=_taps(fields, target),
         markov_kind=kind,
@@ -51,6 +51,7 @@ def read_native(fields: Fields, *, target: TargetFacts) -> DSparkConfig:
         has_confidence_head=has_confidence,
         confidence_with_markov=with_markov,
         ties_embeddings=fields.flag("tie_word_embeddings", default=False),
+        sample_from_anchor=samples,
         draft_vocab_size=read_draft_vocab_size(fields, vocab_size=target.vocab_size),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from draft.backbone_fields import check_fits, read_heads, read_layers
 from draft.config import DSparkConfig, TargetFacts, check_taps
 from draft.draft_fields import (
+    read_block,
     read_confidence,
     read_draft_vocab_size,
     read_markov,
@@ -43,8 +44,7 @@ def read_speculators(values: Mapping[str, object], *, target: TargetFacts) -> DS
     """Canonical form of a speculators config of type dspark.
 
     Its taps count transformers' hidden states, of which the first is the embedding, so that
-    layer i is i + 1. Its block_size counts slots: without sample_from_anchor one of them
-    predicts nothing, and a block is one token shorter.
+    layer i is i + 1.
 
     Raises DraftLoadError for whatever is missing, unknown, or does not fit the target.
     """
@@ -54,10 +54,8 @@ def read_speculators(values: Mapping[str, object], *, target: TargetFacts) -> DS
     check_fits(layers, "hidden_size", target.hidden_size)
     check_fits(layers, "vocab_size", target.vocab_size)
     _check_target_hidden_size(fields, target)
-    samples = _sample_from_anchor(fields)
-    num_slots = fields.integer(
-        "block_size", minimum=1 if samples else 2, default=_DEFAULT_BLOCK_SIZE
-    )
+    _note_absent_convention(fields)
+    samples, block_size = read_block(fields, default_size=_DEFAULT_BLOCK_SIZE)
     num_heads, num_kv_heads, head_dim = read_heads(layers)
     kind, rank = read_markov(fields, default_rank=_DEFAULT_MARKOV_RANK, default_kind="vanilla")
     has_confidence, with_markov = read_confidence(
@@ -74,7 +72,7 @@ def read_speculators(values: Mapping[str, object], *, target: TargetFacts) -> DS
         rms_norm_eps=layers.positive_number("rms_norm_eps"),
         attention_bias=layers.flag("attention_bias", default=False),
         layers=read_layers(layers, causal_windows=not sees_later),
-        block_size=num_slots if samples else num_slots - 1,
+        block_size=block_size,
         mask_token_id=read_mask_token_id(fields, vocab_size=target.vocab_size),
         tap_layers=_taps(fields, target),
         markov_kind=kind,
@@ -106,14 +104,13 @@ def _check_target_hidden_size(fields: Fields, target: TargetFacts) -> None:
     check_fits(fields, "target_hidden_size", target.hidden_size, found=target.hidden_size)
 
 
-def _sample_from_anchor(fields: Fields) -> bool:
+def _note_absent_convention(fields: Fields) -> None:
     if fields.find("sample_from_anchor") is None:
         logger.warning(
             "draft sample_from_anchor: found nothing, taken as true, which is the format's "
             "default; drafts exported before the field existed were trained with false, and "
             'should acceptance be about 1, add "sample_from_anchor": false to config.json'
         )
-    return fields.flag("sample_from_anchor", default=True)
 
 
 def _taps(fields: Fields, target: TargetFacts) -> tuple[int, ...]:

@@ -75,6 +75,11 @@ def test_an_absent_confidence_switch_means_on(tmp_path: Path) -> None:
     assert read(tmp_path, without("enable_confidence_head")).has_confidence_head
 
 
+def test_the_other_convention_may_be_declared_and_has_a_token_less(tmp_path: Path) -> None:
+    found = read(tmp_path, changed(sample_from_anchor=False))
+    assert (found.num_slots, found.block_size, found.sample_from_anchor) == (5, 4, False)
+
+
 @pytest.mark.parametrize("nest", ["dspark_config", "dflash_config"])
 def test_draft_fields_may_be_nested_as_other_engines_write_them(tmp_path: Path, nest: str) -> None:
     nested = without(*DRAFT_FIELDS) | {nest: {name: VANILLA[name] for name in DRAFT_FIELDS}}
@@ -185,7 +190,8 @@ REFUSED: list[tuple[str, dict[str, object]]] = [
     ("markov_head_type", {"markov_head_type": "cond"}),
     ("enable_confidence_head", {"enable_confidence_head": "yes"}),
     ("confidence_head_with_markov", {"markov_rank": 0}),
-    ("sample_from_anchor", {"sample_from_anchor": False}),
+    ("sample_from_anchor", {"sample_from_anchor": "false"}),
+    ("block_size", {"sample_from_anchor": False, "block_size": 1}),
     ("speculators_model_type", {"speculators_model_type": "eagle3"}),
     ("rope_theta", {"rope_parameters": None}),
     ("rope_parameters.rope_theta", {"rope_parameters": {"rope_theta": -1.0}}),
