@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.describe import describe, log_start
 from engine.draft_loading import LoadedDraft, load_draft
+from engine.draft_trials import explain_collapse
 from engine.engine import Engine
 from engine.errors import LoadError
 from engine.interval_log import IntervalLog
@@ -23,6 +24,7 @@ from engine.native.compiling import NativeUnavailable
 from engine.native.linear import speed_up
 from engine.native.setup import Native, prepare_native
 from engine.pool_size import plan_pool
+from engine.recording import RecentTexts, StepRecorder
 from engine.resolve import (
     configure_threads,
     resolve_device,
@@ -56,14 +58,24 @@ def build_engine(config: EngineConfig) -> EngineWorker:
     """
     device = resolve_device(config)
     num_threads = configure_threads(config, device)
+    texts = RecentTexts()
+    built = load_engine(config, device=device, recorder=texts)
+
+    def diagnose() -> str | None:
+        if built.draft is None:
+            return None
+        return explain_collapse(built.target, built.draft, texts.texts(), device=device)
+
     return EngineWorker(
-        load_engine(config, device=device).engine,
+        built.engine,
         num_threads=num_threads,
-        observers=(IntervalLog(), AcceptanceWatch()),
+        observers=(IntervalLog(), AcceptanceWatch(diagnose=diagnose)),
     )
 
 
-def load_engine(config: EngineConfig, *, device: torch.device) -> Built:
+def load_engine(
+    config: EngineConfig, *, device: torch.device, recorder: StepRecorder | None = None
+) -> Built:
     """Load what the config names and wire it; see `wire_engine`."""
     target = load_target(
         config.target,
@@ -74,7 +86,7 @@ def load_engine(config: EngineConfig, *, device: torch.device) -> Built:
         max_model_len=config.max_model_len,
     )
     draft = load_draft(config, target, device) if config.draft is not None else None
-    return wire_engine(config, target=target, draft=draft, device=device)
+    return wire_engine(config, target=target, draft=draft, device=device, recorder=recorder)
 
 
 def wire_engine(
@@ -83,6 +95,7 @@ def wire_engine(
     target: LoadedTarget,
     draft: LoadedDraft | None,
     device: torch.device,
+    recorder: StepRecorder | None = None,
 ) -> Built:
     """Check the target, size the pool and connect the parts.
 
@@ -136,6 +149,7 @@ def wire_engine(
         scheduler=scheduler,
         metrics=metrics,
         device=device,
+        recorder=recorder,
     )
     details = describe(
         config, target, draft, proposer, attention.name, memory, path, max_len, device

@@ -10,6 +10,7 @@ from engine.batch import ScheduleBatch, build_batch, build_block_request, commit
 from engine.draws import Draws, plan_draws
 from engine.metrics import StepMetrics
 from engine.plan import StepPlan
+from engine.recording import StepRecorder
 from engine.scheduler import Committed, Scheduler
 from engine.target import TargetModel, TargetOutput
 from engine.upload import upload
@@ -31,12 +32,14 @@ class EngineCore:
         scheduler: Scheduler,
         metrics: StepMetrics,
         device: torch.device,
+        recorder: StepRecorder | None = None,
     ) -> None:
         self._target = target
         self._proposer = proposer
         self._scheduler = scheduler
         self._metrics = metrics
         self._device = device
+        self._recorder = recorder
 
     @property
     def is_idle(self) -> bool:
@@ -64,6 +67,8 @@ class EngineCore:
             results = verify_step(plan.sampling, batch, block, output.logits, draws)
         with self._metrics.stage("commit"):
             committed = self._scheduler.commit(plan, results)
+            if self._recorder is not None:
+                self._recorder.record(plan, block, committed)
         with self._metrics.stage("context"):
             self._write_context(batch, output, committed)
         self._scheduler.release(plan)

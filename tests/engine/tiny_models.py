@@ -21,6 +21,7 @@ from transformers import (
 from engine.build import Built, wire_engine
 from engine.config import EngineConfig
 from engine.draft_loading import LoadedDraft, load_draft
+from engine.recording import StepRecorder
 from engine.target_loading import LoadedTarget, describe_target
 
 VOCAB = 199
@@ -153,7 +154,11 @@ def load_tiny_draft(folder: Path, target: LoadedTarget) -> LoadedDraft:
 
 
 def tiny_engine(
-    *, target: LoadedTarget | None = None, draft_folder: Path | None = None, **settings: Any
+    *,
+    target: LoadedTarget | None = None,
+    draft_folder: Path | None = None,
+    recorder: StepRecorder | None = None,
+    **settings: Any,
 ) -> Built:
     """An engine over tiny models; settings are fields of EngineConfig."""
     target = target if target is not None else tiny_target()
@@ -164,4 +169,5 @@ def tiny_engine(
         target=target,
         draft=draft,
         device=CPU,
+        recorder=recorder,
     )

@@ -1,0 +1,46 @@
+"""Looking on while steps are decided: for diagnosis and calibration."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from draft import DraftBlock
+from engine.plan import StepPlan
+from engine.scheduler import Committed
+from engine.sequence import SequenceState
+
+
+class StepRecorder(Protocol):
+    """Is shown every step after its commit, in the engine's thread, and changes nothing."""
+
+    def record(
+        self, plan: StepPlan, block: DraftBlock | None, committed: Sequence[Committed]
+    ) -> None:
+        """block has a row for each of plan.drafting; None when nothing drafted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedText:
+    """A sequence as far as it went."""
+
+    token_ids: tuple[int, ...]
+    num_prompt: int
+
+
+class RecentTexts:
+    """The sequences that drafted last. Keeps references, so that a step pays next to nothing."""
+
+    def __init__(self, *, count: int = 4) -> None:
+        self._sequences: deque[SequenceState] = deque(maxlen=count)
+
+    def record(
+        self, plan: StepPlan, block: DraftBlock | None, committed: Sequence[Committed]
+    ) -> None:
+        for share in plan.drafting:
+            if share.seq not in self._sequences:
+                self._sequences.append(share.seq)
+
+    def texts(self) -> list[RecordedText]:
+        return [RecordedText(tuple(seq.token_ids), seq.num_prompt) for seq in self._sequences]
