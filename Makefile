@@ -52,7 +52,7 @@ bench: $(STAMP) ## both comparisons the project is for
 	$(BIN)/dspark bench --config $(CONFIG) --compare speculation
 	$(BIN)/dspark bench --config $(CONFIG) --compare stacked
 
-docs: $(STAMP) ## write docs/settings.md and docs/cli.md anew
+docs: $(STAMP) ## write the pages that are made from the program anew
 	$(BIN)/python -m server.reference_docs
 
 clean: ## remove the virtual environment and caches of tools

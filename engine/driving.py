@@ -1,7 +1,7 @@
 """Run requests through an engine in this thread, with a clock: for benchmarks and proofs."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -47,21 +47,29 @@ def drive(engine: Engine, requests: Sequence[Request], *, concurrency: int) -> l
 
     Raises RequestRejected when one cannot be served.
     """
-    waiting = list(reversed(requests))
-    runs: dict[str, RequestRun] = {}
-    num_open = 0
-    with torch.inference_mode():
-        while waiting or not engine.is_idle:
-            while waiting and num_open < concurrency:
-                request = waiting.pop()
-                runs[request.request_id] = RequestRun(request, time.perf_counter())
-                engine.add(request)
-                num_open += 1
-            for event in engine.step():
-                run = runs[event.request_id]
-                run.event_times.append(time.perf_counter())
-                run.event_sizes.append(len(event.token_ids))
-                run.token_ids += event.token_ids
-                run.finish = event.finish
-                num_open -= event.finish is not None
+    ended = drive_each(engine, requests, concurrency=concurrency)
+    runs = {run.request.request_id: run for run in ended}
     return [runs[request.request_id] for request in requests]
+
+
+def drive_each(
+    engine: Engine, requests: Sequence[Request], *, concurrency: int
+) -> Iterator[RequestRun]:
+    """The same, each as it ends."""
+    waiting = list(reversed(requests))
+    running: dict[str, RequestRun] = {}
+    while waiting or not engine.is_idle:
+        with torch.inference_mode():  # never while the caller has its turn
+            while waiting and len(running) < concurrency:
+                request = waiting.pop()
+                running[request.request_id] = RequestRun(request, time.perf_counter())
+                engine.add(request)
+            events = engine.step()
+        for event in events:
+            run = running[event.request_id]
+            run.event_times.append(time.perf_counter())
+            run.event_sizes.append(len(event.token_ids))
+            run.token_ids += event.token_ids
+            run.finish = event.finish
+            if event.finish is not None:
+                yield running.pop(event.request_id)

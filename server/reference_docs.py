@@ -1,6 +1,6 @@
-"""Writes the two documents that are made from the program: `make docs`.
+"""Writes the documents that are made from the program: `make docs`.
 
-python -m server.reference_docs          docs/settings.md and docs/cli.md
+python -m server.reference_docs          docs/settings.md, docs/training-settings.md, docs/cli.md
 """
 
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from pathlib import Path
 from server.cli import command_parser, overview
 from server.commands import COMMANDS
 from server.settings_text import reference_table
+from server.training_settings_loading import training_table
 
 _DOCS = Path(__file__).parents[1] / "docs"
 
@@ -18,9 +19,24 @@ Generated from the program's own help by `make docs`; do not edit by hand.
 """
 
 
+_TRAINING_PREFACE = """# Settings of `dspark train`
+
+Generated from `server/training_settings.py` by `make docs`; do not edit by hand.
+
+They stand in the YAML file that `--config` names; the part before the dot is a section, and
+`--set training.epochs=2` corrects one. Unknown names are refused with the nearest valid one. A
+folder or file that begins with `./` or `../`, `output` and the prompt files are looked for beside
+the YAML file; in `--set`, from the working directory. See [training.md](training.md).
+"""
+
+
 def documents() -> Mapping[Path, str]:
     """Every generated file and what it ought to hold."""
-    return {_DOCS / "settings.md": reference_table(), _DOCS / "cli.md": command_line()}
+    return {
+        _DOCS / "settings.md": reference_table(),
+        _DOCS / "training-settings.md": f"{_TRAINING_PREFACE}\n{training_table()}",
+        _DOCS / "cli.md": command_line(),
+    }
 
 
 def command_line() -> str:

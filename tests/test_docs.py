@@ -17,10 +17,13 @@ from server.flags import settings_flags
 from server.reference_docs import documents
 from server.settings_loading import load_settings
 from server.settings_names import FIELDS
+from server.training_settings_loading import FIELDS as TRAINING_FIELDS
+from server.training_settings_loading import load_training_settings, to_training_config
 from tests.server.fakes import FakeEngine, app_with
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+TRAININGS = sorted((ROOT / "configs" / "training").glob("*.yaml"))
 SKIPPED = {".venv", ".git", ".hypothesis", ".pytest_cache", "node_modules"}
 MARKDOWN = sorted(
     file for file in ROOT.rglob("*.md") if not SKIPPED & set(file.relative_to(ROOT).parts)
@@ -76,8 +79,22 @@ def test_every_config_says_what_it_needs_and_what_to_expect(config: Path) -> Non
     assert f"dspark serve --config configs/{config.name}" in header
 
 
+@pytest.mark.parametrize("config", TRAININGS, ids=lambda file: file.name)
+def test_every_training_config_loads_once_its_prompts_are_there(
+    config: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one"}\n')
+    settings = load_training_settings(config, more=[f"data.prompts={prompts}"])
+    assert to_training_config(settings, target="t").output.is_absolute()
+    header = config.read_text().partition("\n\n")[0]
+    assert "Hardware:" in header
+    assert f"dspark train --config configs/training/{config.name}" in header
+
+
 def test_there_are_configs() -> None:
     assert {"demo.yaml", "qwen3-8b-dspark.yaml"} <= {config.name for config in CONFIGS}
+    assert {"smollm2-135m-instruct.yaml"} <= {config.name for config in TRAININGS}
 
 
 # -- generated pages -------------------------------------------------------------------------
@@ -91,6 +108,12 @@ def test_generated_pages_are_fresh(file: Path) -> None:
 def test_every_setting_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "settings.md").read_text()
     missing = [path for path in FIELDS if f"| `{path}` |" not in text]
+    assert missing == []
+
+
+def test_every_training_setting_is_in_the_reference() -> None:
+    text = (ROOT / "docs" / "training-settings.md").read_text()
+    missing = [path for path in TRAINING_FIELDS if f"| `{path}` |" not in text]
     assert missing == []
 
 
@@ -117,7 +140,9 @@ def test_dspark_lines_in_documents_are_accepted() -> None:
             continue
         assert words[1] in names, (file, words)
         args = command_parser(names[words[1]]).parse_strictly(words[2:])
-        if "--config" in words:
+        if words[1] == "train":
+            assert ROOT / args.config in TRAININGS
+        elif "--config" in words:
             load_settings(ROOT / args.config, flags=settings_flags(args))
         num_checked += 1
     assert num_checked >= 3

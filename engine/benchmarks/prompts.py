@@ -45,6 +45,15 @@ def read_prompts(file: Path | None = None) -> tuple[Prompt, ...]:
 
     Raises PromptFileError for a line that is none, and OSError for a file that cannot be read.
     """
+    name = file or _OWN_FILE
+    return tuple(parse_prompt(line, f"{name}:{number}") for number, line in prompt_lines(file))
+
+
+def prompt_lines(file: Path | None) -> list[tuple[int, str]]:
+    """The lines of a prompt file that are not blank, each with its number from 1.
+
+    Raises PromptFileError for a file without any, and OSError for one that cannot be read.
+    """
     source = file or files("engine.benchmarks") / _OWN_FILE
     try:
         text = source.read_text(encoding="utf-8")
@@ -53,7 +62,7 @@ def read_prompts(file: Path | None = None) -> tuple[Prompt, ...]:
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise PromptFileError(f"{file}: found no prompt; accepted: one JSON object a line")
-    return tuple(_prompt(line, f"{file or _OWN_FILE}:{number}") for number, line in lines)
+    return lines
 
 
 def spread(prompts: Sequence[Prompt], count: int) -> tuple[Prompt, ...]:
@@ -66,7 +75,8 @@ def spread(prompts: Sequence[Prompt], count: int) -> tuple[Prompt, ...]:
     return tuple(prompt for prompt in turns if prompt is not None)[:count]
 
 
-def _prompt(line: str, where: str) -> Prompt:
+def parse_prompt(line: str, where: str) -> Prompt:
+    """One line. Raises PromptFileError, which begins with `where`."""
     try:
         found = json.loads(line)
     except ValueError as error:

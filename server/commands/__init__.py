@@ -36,6 +36,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("generate", "answer one prompt on this terminal"),
     Command("bench", "measure speed, or compare speculation or the context write"),
     Command("verify", "prove that greedy answers are the target's own, with transformers"),
+    Command("train", "make a draft for a target"),
     Command("eval", "measure what a draft is worth: accept length per prompt set"),
     Command("doctor", "tell what this machine has, what is missing and what will be used"),
     Command("fetch", "fetch the demo model into the cache"),

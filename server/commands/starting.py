@@ -80,16 +80,29 @@ def resolved_engine_config(settings: Settings) -> EngineConfig:
 
 def load_text(settings: Settings, config: EngineConfig) -> TextCodec:
     """The target's tokenizer and chat template. Raises LoadError."""
-    template = settings.model.chat_template
+    return codec_of(
+        config.target,
+        revision=config.target_revision,
+        trust_remote_code=config.trust_remote_code,
+        chat_template=settings.model.chat_template,
+    )
+
+
+def codec_of(
+    target: str, *, revision: str | None, trust_remote_code: bool, chat_template: str | None
+) -> TextCodec:
+    """The same for a target by its folder or hub id. Raises LoadError."""
     try:
         return TextCodec.load(
-            config.target,
-            revision=config.target_revision,
-            trust_remote_code=config.trust_remote_code,
-            chat_template=Path(template).read_text(encoding="utf-8") if template else None,
+            target,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            chat_template=Path(chat_template).read_text(encoding="utf-8")
+            if chat_template
+            else None,
         )
     except (OSError, ValueError) as error:
-        raise LoadError(f"model.path: no tokenizer in {config.target}: {error}") from error
+        raise LoadError(f"model.path: no tokenizer in {target}: {error}") from error
 
 
 @contextmanager

@@ -1,0 +1,13 @@
+"""Making a draft for a target: what `dspark train` does.
+
+    config     what is asked for, resolved from settings by the server
+    prompts    prompts with a name each, and a side of the split
+    answers    what the target says to them, in a file that grows
+    hidden     the target's hidden states over a prompt and its answer
+    design     the shape of the draft, where nothing else is said that of the target
+    learning   the loop over steps: log, validation, checkpoints
+    card       the draft's README
+    running    all of it in order
+
+Importing this package, `config` or `prompts` loads no torch.
+"""

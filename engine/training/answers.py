@@ -1,0 +1,171 @@
+"""What the target says to the prompts, in a file that a killed run goes on with."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.api import Request, SamplingParams
+from engine.driving import drive_each
+from engine.engine import Engine
+from engine.errors import LoadError
+from engine.training.config import AnswersConfig
+from engine.training.prompts import TrainingPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to answer: a prompt has one answer for each."""
+
+    name: str
+    place: int
+    config: AnswersConfig
+
+    @classmethod
+    def all_of(cls, config: AnswersConfig) -> "tuple[Variant, ...]":
+        """In the order of the temperatures. A name holds all that an answer depends on."""
+        rest = f"p{config.top_p:g}-k{config.top_k}-n{config.max_new_tokens}-s{config.seed}"
+        return tuple(
+            cls(f"{place}-t{temperature:g}-{rest}", place, config)
+            for place, temperature in enumerate(config.temperatures)
+        )
+
+    def params(self, key: str) -> SamplingParams:
+        """Each answer has a seed of its own."""
+        config = self.config
+        digest = hashlib.sha256(f"{config.seed}/{self.place}/{key}".encode()).hexdigest()
+        return SamplingParams(
+            max_new_tokens=config.max_new_tokens,
+            temperature=config.temperatures[self.place],
+            top_p=config.top_p,
+            top_k=config.top_k,
+            seed=int(digest[:8], 16),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer of the target, its end-of-sequence token included."""
+
+    key: str
+    variant: str
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+
+
+class AnswerFile:
+    """answers.jsonl: the target's name in the first line, then an answer a line, appended.
+
+    Every line is on the disk before the next is written, so that a kill costs one at most.
+    """
+
+    def __init__(self, *, path: Path, target: str) -> None:
+        """Opens or begins the file. Raises LoadError for another target's, or a broken line."""
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = self._whole_lines()
+        if not lines:
+            self._append({"target": target})
+        elif lines[0].get("target") != target:
+            raise LoadError(
+                f"{path}: target: found {lines[0].get('target')}; accepted: {target}, which is the "
+                "target's fingerprint (another output folder begins anew)"
+            )
+        self._answers = {(found.key, found.variant): found for found in map(_answer, lines[1:])}
+
+    def find(self, prompt: TrainingPrompt, variant: Variant) -> Answer | None:
+        """The answer to just these tokens in just this way."""
+        found = self._answers.get((prompt.key, variant.name))
+        return found if found is not None and found.prompt_ids == prompt.token_ids else None
+
+    def add(self, answer: Answer) -> None:
+        """Raises OSError when the disk is full; what was there before stays."""
+        self._append(
+            {
+                "prompt": answer.key,
+                "variant": answer.variant,
+                "prompt_ids": list(answer.prompt_ids),
+                "answer_ids": list(answer.answer_ids),
+            }
+        )
+        self._answers[answer.key, answer.variant] = answer
+
+    def _append(self, entry: Mapping[str, object]) -> None:
+        size = self._path.stat().st_size if self._path.exists() else 0
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            if self._path.exists():
+                os.truncate(self._path, size)
+            raise
+
+    def _whole_lines(self) -> list[Mapping[str, object]]:
+        """All lines; half a line at the end, which a kill left, is cut off."""
+        if not self._path.exists():
+            return []
+        content = self._path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(self._path, len(whole))
+        lines: list[Mapping[str, object]] = []
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                raise LoadError(
+                    f"{self._path}:{number}: this is no JSON; accepted: a line written by this "
+                    "command (remove it, and its answer is made again)"
+                ) from None
+        return lines
+
+
+def generate_answers(
+    engine: Engine,
+    prompts: Sequence[TrainingPrompt],
+    config: AnswersConfig,
+    file: AnswerFile,
+    *,
+    report: Callable[[int], None],
+) -> int:
+    """Let the target answer what it has not answered yet; how many that were.
+
+    Reports answers at hand. Raises RequestRejected when a prompt cannot be served.
+    """
+    wanted = [(prompt, variant) for prompt in prompts for variant in Variant.all_of(config)]
+    missing = [pair for pair in wanted if file.find(*pair) is None]
+    by_id = {f"{prompt.key}/{variant.name}": (prompt, variant) for prompt, variant in missing}
+    requests = [
+        Request(name, prompt.token_ids, variant.params(prompt.key))
+        for name, (prompt, variant) in by_id.items()
+    ]
+    done = len(wanted) - len(missing)
+    report(done)
+    for run in drive_each(engine, requests, concurrency=config.concurrency):
+        prompt, variant = by_id[run.request.request_id]
+        file.add(Answer(prompt.key, variant.name, prompt.token_ids, tuple(run.token_ids)))
+        done += 1
+        report(done)
+    return len(missing)
+
+
+def count_missing(
+    prompts: Sequence[TrainingPrompt], config: AnswersConfig, file: AnswerFile
+) -> int:
+    """Answers that `generate_answers` would make."""
+    variants = Variant.all_of(config)
+    return sum(file.find(prompt, variant) is None for prompt in prompts for variant in variants)
+
+
+def _answer(line: Mapping[str, object]) -> Answer:
+    match line:
+        case {"prompt": str(k), "variant": str(v), "prompt_ids": list(p), "answer_ids": list(a)}:
+            return Answer(k, v, tuple(map(int, p)), tuple(map(int, a)))
+    raise LoadError(
+        f"answers.jsonl: found a line with the keys {', '.join(line)}; accepted: prompt, variant, "
+        "prompt_ids, answer_ids"
+    )

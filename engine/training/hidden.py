@@ -1,0 +1,54 @@
+"""The target's hidden states over whole sequences, as transformers alone computes them."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from draft.training.examples import HiddenStates
+from engine.errors import LoadError
+from engine.taps import Taps
+from engine.target_loading import LoadedTarget
+
+_PROBE_TOKENS = 8
+_TOLERANCE = 1e-2  # of the logits' spread
+
+
+class HiddenReader:
+    """One pass of the target over one sequence, without a pool and without its head.
+
+    Used within `by_transformers_alone`: the model must not ask for a pool.
+    """
+
+    def __init__(
+        self, *, target: LoadedTarget, tap_layers: tuple[int, ...], device: torch.device
+    ) -> None:
+        self._target = target
+        self._tap_layers = tap_layers
+        self._device = device
+
+    def __call__(self, token_ids: Int[Tensor, " T"]) -> HiddenStates:
+        parts, model = self._target.parts, self._target.model
+        taps = Taps(embedding=parts.embedding, layers=parts.layers, layer_ids=self._tap_layers)
+        with torch.no_grad(), taps:
+            ids = token_ids.to(self._device)[None]
+            backbone = model.get_decoder()  # type: ignore[operator]
+            final = backbone(input_ids=ids, use_cache=False).last_hidden_state[0]
+            return HiddenStates(taps.take(len(token_ids)), final)
+
+    def refuse_other_heads(self) -> None:
+        """A draft speaks through the target's head alone: what else is done to logits is lost.
+
+        Raises LoadError where the target's logits are not head times final hidden state.
+        """
+        ids = torch.arange(_PROBE_TOKENS) % self._target.vocab_size
+        final = self(ids).final
+        head = self._target.parts.lm_head.get_parameter("weight")
+        with torch.no_grad():
+            ours = (final @ head.T).float()
+            theirs = self._target.model(input_ids=ids.to(self._device)[None], use_cache=False)
+        difference = (ours - theirs.logits[0].float()).abs().max()
+        if difference > _TOLERANCE * ours.std():
+            raise LoadError(
+                "model.path: this target does more to its logits than one matrix product (a scale, "
+                "a cap or a bias), which a draft could not follow; accepted: a plain head"
+            )

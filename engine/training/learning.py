@@ -1,0 +1,147 @@
+"""The loop over steps: log, validation, checkpoints, and the best network so far."""
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draft import DSparkNetwork
+from draft.training.checkpoints import Checkpoints
+from draft.training.curves import draw_curves
+from draft.training.examples import Examples
+from draft.training.journal import Journal
+from draft.training.recipe import Recipe
+from draft.training.trainer import StepReport, Trainer
+from draft.training.validating import Validation, validate
+from draft.training.whole_file import whole_file
+from engine.training.config import LearningConfig
+
+logger = logging.getLogger(__name__)
+
+_NOTHING_YET = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """How a training ended. The network holds the parameters that are to be exported."""
+
+    num_steps: int
+    exported_step: int
+    validation: Validation | None  # of the exported step; None without held-out prompts
+
+
+class Learning:
+    """One training in its folder: training.jsonl, curves.png, checkpoints/, best.pt."""
+
+    def __init__(
+        self,
+        *,
+        network: DSparkNetwork,
+        examples: Examples,
+        held_out: Examples,
+        recipe: Recipe,
+        config: LearningConfig,
+        folder: Path,
+        identity: Mapping[str, object],
+        device: torch.device,
+    ) -> None:
+        self._network = network
+        self._held_out = held_out
+        self._recipe = recipe
+        self._config = config
+        self._folder = folder
+        self._device = device
+        self._trainer = Trainer(network=network, examples=examples, recipe=recipe, device=device)
+        self._checkpoints = Checkpoints(folder=folder / "checkpoints", identity=identity)
+        self._journal = Journal(path=folder / "training.jsonl")
+        self._best = _NOTHING_YET
+        self._best_step = 0
+
+    @property
+    def num_steps(self) -> int:
+        return self._trainer.num_steps
+
+    def run(self, report: Callable[[int], None]) -> Learned:
+        """Every step that is left. Reports steps done.
+
+        Raises TrainingError when the folder holds another training, OSError when the disk is
+        full; the last checkpoint stays.
+        """
+        self._resume()
+        trainer, config = self._trainer, self._config
+        report(trainer.step)
+        while trainer.step < trainer.num_steps:
+            found = trainer.train_step()
+            self._journal.step(found)
+            is_last = trainer.step == trainer.num_steps
+            if is_last or trainer.step % config.validate_every == 0:
+                self._validate(found)
+            if is_last or trainer.step % config.checkpoint_every == 0:
+                self._save()
+            report(trainer.step)
+        return self._end()
+
+    def _resume(self) -> None:
+        state = self._checkpoints.load_newest()
+        if state is not None:
+            self._trainer.restore(state["trainer"])
+            self._best, self._best_step = state["best"], state["best_step"]
+            logger.info("training continues after step %d", self._trainer.step)
+        self._journal.rewind(self._trainer.step)
+
+    def _save(self) -> None:
+        state = {
+            "trainer": self._trainer.state(),
+            "best": self._best,
+            "best_step": self._best_step,
+        }
+        self._checkpoints.save(state, step=self._trainer.step)
+
+    def _validate(self, found: StepReport) -> None:
+        if not len(self._held_out):
+            logger.info("step=%d loss=%.4f (no held-out prompts)", found.step, found.loss)
+            return
+        said = validate(self._network, self._held_out, self._recipe, device=self._device)
+        self._journal.validation(found.step, said)
+        logger.info(
+            "step=%d of=%d loss=%.4f held_out_accept_length=%.3f acceptance=%s",
+            found.step,
+            self.num_steps,
+            found.loss,
+            said.accept_length,
+            "/".join(f"{chance:.3f}" for chance in said.acceptance),
+        )
+        if said.accept_length > self._best:
+            self._best, self._best_step = said.accept_length, found.step
+            with whole_file(self._best_file) as partial:
+                torch.save(self._trainer.state()["parameters"], partial)
+        self._draw()
+
+    def _draw(self) -> None:
+        try:
+            draw_curves(self._journal.entries(), self._folder / "curves.png")
+        except ImportError:
+            logger.warning("no curves.png without matplotlib: pip install 'dspark-server[train]'")
+
+    def _end(self) -> Learned:
+        step = self._trainer.step
+        if self._config.export == "best" and self._best_step not in (0, step):
+            parameters: Mapping[str, Any] = torch.load(self._best_file, weights_only=True)
+            own = dict(self._network.named_parameters())
+            with torch.no_grad():
+                for name, tensor in parameters.items():
+                    own[name].copy_(tensor)
+            step = self._best_step
+        self._network.eval()
+        validation = None
+        if len(self._held_out):
+            validation = validate(self._network, self._held_out, self._recipe, device=self._device)
+        return Learned(self.num_steps, step, validation)
+
+    @property
+    def _best_file(self) -> Path:
+        return self._folder / "best.pt"

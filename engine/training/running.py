@@ -1,0 +1,331 @@
+"""The door for the command line: answers, hidden states, steps, export, evaluation, in order."""
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from draft import DraftLoadError, DSparkConfig, DSparkNetwork, TargetFacts, load_network
+from draft import read_config as read_draft_config
+from draft.training.errors import TrainingError
+from draft.training.examples import Examples, OnlineExamples, TokenSequence
+from draft.training.export import export_draft, write_text
+from draft.training.features import CachedExamples, cache_bytes
+from draft.training.initialising import make_trainable, new_network
+from draft.training.recipe import Recipe
+from draft.training.trainer import peak_bytes
+from engine import fingerprint
+from engine.api import SamplingParams
+from engine.benchmarks.accept_lengths import AcceptLengths, measure_accept_lengths
+from engine.benchmarks.prompts import EncodedPrompt
+from engine.benchmarks.trial import Workload
+from engine.build import wire_engine
+from engine.config import EngineConfig
+from engine.demo_source import Progress
+from engine.draft_loading import load_draft
+from engine.errors import LoadError
+from engine.resolve import configure_threads, resolve_device, resolve_dtype
+from engine.target_loading import by_transformers_alone, load_target
+from engine.training.answers import AnswerFile, Variant, count_missing, generate_answers
+from engine.training.card import TrainingData, model_card
+from engine.training.config import TrainingConfig
+from engine.training.design import design_draft, last_layers, unused_token_id
+from engine.training.hidden import HiddenReader
+from engine.training.learning import Learned, Learning
+from engine.training.prompts import TrainingPrompt
+
+logger = logging.getLogger(__name__)
+
+_GIB = 1 << 30
+_BLOCK_ROOM = 64  # tokens; more than any draft's block takes behind a sequence
+_EVALUATION_TOKENS = 96
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOutcome:
+    """What came out of it."""
+
+    folder: Path  # of the draft
+    learned: Learned
+    lengths: AcceptLengths | None  # of held-out prompts; None when not asked for, or without any
+
+
+def run_training(
+    config: TrainingConfig, prompts: Sequence[TrainingPrompt], *, progress: Progress
+) -> TrainingOutcome:
+    """Make a draft, or go on with one that a killed run began.
+
+    Raises LoadError for what cannot be trained, and OSError when the disk is full.
+    """
+    try:
+        return _Run(config, progress).all_of(prompts)
+    except TrainingError as error:
+        raise LoadError(str(error)) from error
+
+
+class _Run:
+    def __init__(self, config: TrainingConfig, progress: Progress) -> None:
+        self._config = config
+        self._progress = progress
+        self._recipe = Recipe(**config.recipe)
+        self._engine_config = EngineConfig(
+            target=config.target,
+            target_revision=config.revision,
+            dtype=config.dtype,
+            device=config.device,
+            trust_remote_code=config.trust_remote_code,
+            max_model_len=config.max_tokens + _BLOCK_ROOM,
+            max_running_requests=config.answers.concurrency,
+            num_threads=config.num_threads,
+        )
+        self._device = resolve_device(self._engine_config)
+        configure_threads(self._engine_config, self._device)
+        self._target = load_target(
+            config.target,
+            revision=config.revision,
+            dtype=resolve_dtype(self._engine_config, self._device),
+            device=self._device,
+            trust_remote_code=config.trust_remote_code,
+            max_model_len=self._engine_config.max_model_len,
+        )
+        name = fingerprint.target_fingerprint(self._target)
+        if name is None:
+            raise LoadError("model.path: this target is quantised; accepted: plain weights")
+        self._fingerprint = name
+
+    def all_of(self, prompts: Sequence[TrainingPrompt]) -> TrainingOutcome:
+        config, target = self._config, self._target
+        room = config.max_tokens - config.answers.max_new_tokens
+        prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= room]
+        file = AnswerFile(path=config.output / "answers.jsonl", target=self._fingerprint)
+        self._answer(prompts, file)
+        train = self._sequences([p for p in prompts if not p.is_held_out], file)
+        held_out = self._sequences([p for p in prompts if p.is_held_out], file)
+        held_out = held_out[: config.learning.validation_sequences]
+        if not train:
+            raise LoadError(
+                f"data.prompts: no sequence is left to train on: {len(prompts)} prompts have at "
+                f"most {room} tokens, and none of them that is not held out has an answer of "
+                f"answers.min_tokens, {config.answers.min_tokens}; accepted: at least one"
+            )
+        with by_transformers_alone(target.model, "sdpa"):
+            network = self._network(train + held_out)
+            learned = self._learn(network, train, held_out)
+        folder = config.output / "draft"
+        export_draft(
+            network,
+            folder,
+            more={fingerprint.FIELD: self._fingerprint, "num_anchors": self._recipe.num_anchors},
+            num_target_layers=target.num_layers,
+        )
+        lengths = self._evaluate(folder, [p for p in prompts if p.is_held_out])
+        data = TrainingData(
+            sets=_counts(prompts),
+            num_sequences=len(train),
+            num_answer_tokens=sum(len(s.token_ids) - s.num_prompt_tokens for s in train),
+            num_held_out=len(held_out),
+            mask_token_id=network.config.mask_token_id,
+        )
+        card = model_card(
+            target=Path(config.target).name,
+            fingerprint=self._fingerprint,
+            config=network.config,
+            num_parameters=sum(p.numel() for p in network.parameters() if p.requires_grad),
+            recipe=self._recipe,
+            answers=config.answers,
+            data=data,
+            learned=learned,
+            lengths=lengths,
+        )
+        write_text(folder / "README.md", card)
+        return TrainingOutcome(folder, learned, lengths)
+
+    def _answer(self, prompts: Sequence[TrainingPrompt], file: AnswerFile) -> None:
+        """Load an engine only if there is something to ask it."""
+        config = self._config.answers
+        if not count_missing(prompts, config, file):
+            return
+        pair = dataclasses.replace(self._engine_config, draft=config.draft_model)
+        draft = load_draft(pair, self._target, self._device) if pair.draft is not None else None
+        built = wire_engine(pair, target=self._target, draft=draft, device=self._device)
+        self._progress.start("answers", total=len(prompts) * len(config.temperatures))
+        generate_answers(built.engine, prompts, config, file, report=self._progress.update)
+
+    def _sequences(
+        self, prompts: Sequence[TrainingPrompt], file: AnswerFile
+    ) -> list[TokenSequence]:
+        """Prompts with their answers, those left out that are too short to teach anything."""
+        config = self._config.answers
+        found = [file.find(p, v) for p in prompts for v in Variant.all_of(config)]
+        return [
+            TokenSequence(answer.prompt_ids + answer.answer_ids, len(answer.prompt_ids))
+            for answer in found
+            if answer is not None and len(answer.answer_ids) >= config.min_tokens
+        ]
+
+    def _network(self, sequences: Sequence[TokenSequence]) -> DSparkNetwork:
+        """The network that the training begins with."""
+        target, learning = self._target, self._config.learning
+        embedding = target.parts.embedding.get_parameter("weight").float()
+        head = target.parts.lm_head.get_parameter("weight").float()
+        if learning.start == "draft":
+            assert learning.start_draft is not None
+            return self._start_from(Path(learning.start_draft), embedding, head)
+        mask = self._config.design.mask_token_id
+        if mask is None:
+            texts = (sequence.token_ids for sequence in sequences)
+            mask = unused_token_id(texts, vocab_size=target.vocab_size)
+        if mask >= target.vocab_size:
+            raise LoadError(
+                f"design.mask_token_id: found {mask}; accepted: 0 to {target.vocab_size - 1}"
+            )
+        design = design_draft(self._config.design, target, mask_token_id=mask)
+        start = last_layers(target, design.num_layers) if learning.start == "target" else None
+        return new_network(
+            design,
+            embedding=embedding,
+            lm_head=head,
+            start=start,
+            max_positions=self._config.max_tokens,
+            seed=self._recipe.seed,
+            device=self._device,
+        )
+
+    def _start_from(
+        self, folder: Path, embedding: torch.Tensor, head: torch.Tensor
+    ) -> DSparkNetwork:
+        target = self._target
+        facts = TargetFacts(target.hidden_size, target.num_layers, target.vocab_size)
+        try:
+            config = read_draft_config(folder, target=facts)
+            _refuse_untrainable(config)
+            network = load_network(
+                folder,
+                config,
+                embedding=embedding,
+                lm_head=head,
+                dtype=torch.float32,
+                device=self._device,
+                max_positions=self._config.max_tokens,
+            )
+        except DraftLoadError as error:
+            raise LoadError(f"training.start_draft: {error}") from error
+        return make_trainable(network)
+
+    def _learn(
+        self,
+        network: DSparkNetwork,
+        train: Sequence[TokenSequence],
+        held_out: Sequence[TokenSequence],
+    ) -> Learned:
+        config = self._config
+        reader = HiddenReader(
+            target=self._target, tap_layers=network.config.tap_layers, device=self._device
+        )
+        reader.refuse_other_heads()
+        learning = Learning(
+            network=network,
+            examples=self._examples("train", train, reader, network.config),
+            held_out=self._examples("held-out", held_out, reader, network.config),
+            recipe=self._recipe,
+            config=config.learning,
+            folder=config.output,
+            identity=self._identity(network.config, train),
+            device=self._device,
+        )
+        longest = max(len(sequence.token_ids) for sequence in train)
+        logger.info(
+            "sequences=%d steps=%d trained_parameters=%d estimated_peak_gib=%.2f",
+            len(train),
+            learning.num_steps,
+            sum(p.numel() for p in network.parameters() if p.requires_grad),
+            peak_bytes(network, self._recipe, longest=longest) / _GIB,
+        )
+        self._progress.start("training steps", total=learning.num_steps)
+        return learning.run(self._progress.update)
+
+    def _examples(
+        self,
+        name: str,
+        sequences: Sequence[TokenSequence],
+        reader: HiddenReader,
+        draft: DSparkConfig,
+    ) -> Examples:
+        """With a cache where the budget suffices (or it must), else computed at each visit."""
+        features = self._config.features
+        size = cache_bytes(sequences, aux_size=draft.aux_size, hidden_size=draft.hidden_size)
+        fits = size <= features.disk_budget_gib * _GIB
+        if features.mode == "cached" and not fits:
+            raise LoadError(
+                f"features.disk_budget_gib: found {features.disk_budget_gib:g}; accepted: at least "
+                f"{size / _GIB:.2f} for these sequences, or features.mode online"
+            )
+        if features.mode == "online" or not fits:
+            logger.info("hidden states of %s sequences are computed at each visit", name)
+            return OnlineExamples(sequences=sequences, compute=reader)
+        cached = CachedExamples(
+            folder=self._config.output / "features" / name,
+            sequences=sequences,
+            identity=f"{self._fingerprint} {draft.tap_layers}",
+            compute=reader,
+        )
+        self._progress.start(f"hidden states, {name}, {size / _GIB:.2f} GiB", total=len(sequences))
+        cached.fill(self._progress.update)
+        return cached
+
+    def _identity(
+        self, draft: DSparkConfig, train: Sequence[TokenSequence]
+    ) -> Mapping[str, object]:
+        """What must be the same when a killed training goes on."""
+        texts = repr([(s.token_ids, s.num_prompt_tokens) for s in train]).encode()
+        recipe = {f"training.{k}": v for k, v in dataclasses.asdict(self._recipe).items()}
+        design = {f"design.{k}": repr(v) for k, v in dataclasses.asdict(draft).items()}
+        return {
+            fingerprint.FIELD: self._fingerprint,
+            "training.start": self._config.learning.start,
+            "training data": hashlib.sha256(texts).hexdigest()[:16],
+            **recipe,
+            **design,
+        }
+
+    def _evaluate(self, folder: Path, prompts: Sequence[TrainingPrompt]) -> AcceptLengths | None:
+        """Greedy and at temperature 1, on prompts that no step has seen."""
+        limit = self._config.evaluation_prompts
+        chosen: list[EncodedPrompt] = []
+        for name in dict.fromkeys(prompt.prompt_set for prompt in prompts):
+            of_set = [p for p in prompts if p.prompt_set == name][:limit]
+            chosen += [EncodedPrompt(name, prompt.token_ids) for prompt in of_set]
+        if not chosen:
+            return None
+        pair = dataclasses.replace(self._engine_config, draft=str(folder))
+        draft = load_draft(pair, self._target, self._device)
+        built = wire_engine(pair, target=self._target, draft=draft, device=self._device)
+        max_new_tokens = min(_EVALUATION_TOKENS, self._config.answers.max_new_tokens)
+        workload = Workload(tuple(chosen), SamplingParams(max_new_tokens, seed=0), 1)
+        self._progress.start("accept lengths of held-out prompts", total=None)
+        return measure_accept_lengths(
+            built, workload, temperatures=(0.0, 1.0), report=lambda label: None
+        )
+
+
+def _refuse_untrainable(config: DSparkConfig) -> None:
+    """Only drafts of the kind that is exported here can be trained further."""
+    wanted = "one with a full vocabulary that samples from its anchor"
+    if config.draft_vocab_size is not None:
+        raise DraftLoadError("draft_vocab_size", found=config.draft_vocab_size, accepted=wanted)
+    if not config.sample_from_anchor:
+        raise DraftLoadError("sample_from_anchor", found=False, accepted=wanted)
+    if len(set(config.layers)) > 1 or config.layers[0].sliding_window or config.layers[0].causal:
+        accepted = "layers that all attend to the whole past"
+        raise DraftLoadError("layer_types", found="several kinds", accepted=accepted)
+
+
+def _counts(prompts: Sequence[TrainingPrompt]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for prompt in prompts:
+        counts[prompt.prompt_set] = counts.get(prompt.prompt_set, 0) + 1
+    return counts

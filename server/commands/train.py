@@ -1,0 +1,129 @@
+"""Make a draft for a target: answers, hidden states, steps, export. A killed run goes on.
+
+The target answers the prompts itself, the draft learns from its hidden states, and the result is a
+folder that `speculative.draft_model` takes. The same command in the same output folder continues
+where it was stopped. See docs/training.md."""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.benchmarks.prompts import Prompt, PromptFileError, spread
+from engine.demo_target import default_cache_dir, ensure_demo_target
+from engine.training.prompts import (
+    TrainingPrompt,
+    is_held_out,
+    prompt_key,
+    read_training_prompts,
+)
+from server.commands.measuring import encode, quiet_libraries
+from server.commands.progress import TerminalProgress
+from server.commands.starting import codec_of, configure_log
+from server.settings import SettingsError
+from server.settings_loading import DEMO_NAME
+from server.training_settings import TrainingSettings
+from server.training_settings_loading import load_training_settings, to_training_config
+
+USAGE = "dspark train --config FILE [--set NAME=VALUE ...]"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", required=True, help="YAML file, see docs/training.md"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any setting of the file, by its dotted name",
+    )
+    parser.add_argument("--check", action="store_true", help="validate the settings and exit")
+
+
+def run(args: argparse.Namespace) -> int:
+    settings = load_training_settings(args.config, more=args.set)
+    prompts = chosen_prompts(settings)
+    if args.check:
+        print(f"the settings are valid; {len(prompts)} prompts")
+        return 0
+    configure_log("info")
+    with TerminalProgress(stream=sys.stderr) as progress:
+        target = settings.model.path
+        if target == DEMO_NAME:
+            cache_dir = default_cache_dir(os.environ)
+            target = str(ensure_demo_target(cache_dir=cache_dir, progress=progress))
+        encoded = in_tokens(settings, target, prompts)
+        output = Path(settings.output)
+        output.mkdir(parents=True, exist_ok=True)
+        held_out = [p for p, found in zip(prompts, encoded, strict=True) if found.is_held_out]
+        write_prompts(output / "held-out-prompts.jsonl", held_out)
+        quiet_libraries()
+
+        from engine.training.running import run_training  # heavy: loads torch
+
+        config = to_training_config(settings, target=target)
+        config = dataclasses.replace(config, output=output)
+        outcome = run_training(config, encoded, progress=progress)
+    learned = outcome.learned
+    if outcome.lengths is not None:
+        print("\n".join(outcome.lengths.lines()))
+    print(f"steps={learned.num_steps} exported_step={learned.exported_step} draft={outcome.folder}")
+    return 0
+
+
+def chosen_prompts(settings: TrainingSettings) -> tuple[Prompt, ...]:
+    """The prompts of the files, as many as are wanted. Raises SettingsError."""
+    data = settings.data
+    try:
+        found = read_training_prompts(
+            [Path(file) for file in data.prompts],
+            skips_malformed=data.malformed_lines == "skip",
+        )
+    except (PromptFileError, OSError) as error:
+        hint = " (data.malformed_lines: skip leaves such lines out)"
+        is_line = isinstance(error, PromptFileError) and "found no prompt" not in str(error)
+        raise SettingsError(f"data.prompts: {error}{hint if is_line else ''}") from None
+    for complaint in found.complaints:
+        print(f"skipped: {complaint}", file=sys.stderr)
+    if found.num_repeated:
+        print(f"skipped: {found.num_repeated} repeated prompts", file=sys.stderr)
+    prompts = tuple(found.by_key.values())
+    if not prompts:
+        raise SettingsError("data.prompts: found no prompt that can be used; accepted: at least 1")
+    return spread(prompts, min(data.max_prompts or len(prompts), len(prompts)))
+
+
+def in_tokens(
+    settings: TrainingSettings, target: str, prompts: Sequence[Prompt]
+) -> list[TrainingPrompt]:
+    """As the server would ask them. Raises LoadError or SettingsError."""
+    model = settings.model
+    codec = codec_of(
+        target,
+        revision=model.revision,
+        trust_remote_code=model.trust_remote_code,
+        chat_template=model.chat_template,
+    )
+    keys = [prompt_key(prompt) for prompt in prompts]
+    return [
+        TrainingPrompt(
+            key, found.category, found.token_ids, is_held_out(key, share=settings.data.held_out)
+        )
+        for key, found in zip(keys, encode(codec, prompts), strict=True)
+    ]
+
+
+def write_prompts(file: Path, prompts: Sequence[Prompt]) -> None:
+    """In the form that `dspark eval --prompts` reads."""
+    lines = [
+        json.dumps(
+            {"category": prompt.category, "messages": list(prompt.messages)}, ensure_ascii=False
+        )
+        for prompt in prompts
+    ]
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
