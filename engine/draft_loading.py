@@ -31,7 +31,7 @@ class LoadedDraft:
 def load_draft(config: EngineConfig, target: LoadedTarget, device: torch.device) -> LoadedDraft:
     """Raises LoadError when the draft is not there or does not fit the target."""
     assert config.draft is not None
-    folder = _resolve_folder(config.draft, config.draft_revision)
+    folder = resolve_folder(config.draft, config.draft_revision)
     facts = TargetFacts(
         hidden_size=target.hidden_size,
         num_layers=target.num_layers,
@@ -55,7 +55,8 @@ def load_draft(config: EngineConfig, target: LoadedTarget, device: torch.device)
     return LoadedDraft(draft_config, network)
 
 
-def _resolve_folder(name: str, revision: str | None) -> Path:
+def resolve_folder(name: str, revision: str | None) -> Path:
+    """Where a draft lies, fetched from the hub if need be. Raises LoadError."""
     if Path(name).is_dir():
         return Path(name)
     if name.startswith((".", "/")):

@@ -9,15 +9,20 @@ import torch
 
 from engine.benchmarks.accept_lengths import measure_accept_lengths
 from engine.benchmarks.arms import Report, num_reports
+from engine.benchmarks.calibrating import CalibrationOutcome, calibrate, check_can_calibrate
 from engine.benchmarks.circumstances import Start, circumstances
 from engine.benchmarks.greedy_identity import verify_greedy_identity
+from engine.benchmarks.reliability import PLOT_NAME, draw_reliability
 from engine.benchmarks.speculation import compare_speculation
 from engine.benchmarks.stacked import compare_stacked
 from engine.benchmarks.throughput import measure_throughput
 from engine.benchmarks.trial import Workload
 from engine.build import Built, load_engine, wire_engine
+from engine.confidence_rounds import ConfidenceRecorder
 from engine.config import EngineConfig
+from engine.draft_loading import resolve_folder
 from engine.errors import RequestRejected
+from engine.recording import StepRecorder
 from engine.resolve import configure_threads, resolve_device
 
 Compare = Literal["speculation", "stacked"]
@@ -126,6 +131,42 @@ def run_evaluation(
     return _measured(config, measure)
 
 
+def run_calibration(
+    config: EngineConfig, *, workload: Workload, dataset: str, replace: bool, report: Report
+) -> Measurement:
+    """Fit the temperatures of the draft's confidences and write them beside it. Reports twice.
+
+    Raises what `run_benchmark` raises, LoadError for a draft that cannot be calibrated or has
+    been already, and OSError when the file cannot be written.
+    """
+    assert config.draft is not None
+    recorder = ConfidenceRecorder()
+    whole = dataclasses.replace(config, num_draft_tokens=None)  # every position is verified
+    name, revision = config.draft, config.draft_revision
+
+    def measure(device: torch.device) -> Outcome:
+        built = _load(whole, workload, device, recorder=recorder)
+        folder = resolve_folder(name, revision)
+        check_can_calibrate(built, folder, replace=replace)
+        return calibrate(built, recorder, workload, dataset=dataset, folder=folder, report=report)
+
+    measurement = _measured(config, measure)
+    return dataclasses.replace(
+        measurement, notes=(*measurement.notes, _note_of_plot(measurement.outcome))
+    )
+
+
+def _note_of_plot(outcome: Outcome) -> str:
+    assert isinstance(outcome, CalibrationOutcome), type(outcome)
+    file = outcome.file.with_name(PLOT_NAME)
+    try:
+        draw_reliability(outcome, file)
+    except ImportError:
+        hint = "pip install 'dspark-server[train]'"
+        return f"there is no reliability plot, for matplotlib is not installed ({hint})"
+    return f"reliability plot: {file}"
+
+
 def pages_for(workload: Workload, *, page_size: int) -> int:
     """Pages with which nothing of this workload ever waits for memory."""
     longest = max(len(prompt.token_ids) for prompt in workload.prompts)
@@ -148,8 +189,14 @@ def _measured(config: EngineConfig, measure: Callable[[torch.device], Outcome]) 
     return Measurement(outcome, circumstances(start, device), tuple(start.notes()))
 
 
-def _load(config: EngineConfig, workload: Workload, device: torch.device) -> Built:
-    built = load_engine(config, device=device)
+def _load(
+    config: EngineConfig,
+    workload: Workload,
+    device: torch.device,
+    *,
+    recorder: StepRecorder | None = None,
+) -> Built:
+    built = load_engine(config, device=device, recorder=recorder)
     _require_room(workload, built.engine.info.served_max_len)
     return built
 

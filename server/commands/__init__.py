@@ -38,6 +38,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("verify", "prove that greedy answers are the target's own, with transformers"),
     Command("train", "make a draft for a target"),
     Command("eval", "measure what a draft is worth: accept length per prompt set"),
+    Command("calibrate", "make a draft's confidences mean what they say"),
     Command("doctor", "tell what this machine has, what is missing and what will be used"),
     Command("fetch", "fetch the demo model into the cache"),
 )

@@ -1,0 +1,37 @@
+"""Predicted survival against what happened, as a picture."""
+
+from pathlib import Path
+
+from draft.calibration import reliability
+from draft.training.whole_file import whole_file
+from engine.benchmarks.calibrating import CalibrationOutcome
+
+PLOT_NAME = "calibration.png"
+
+
+def draw_reliability(outcome: CalibrationOutcome, path: Path) -> None:
+    """Every position before and after, on held-out rounds, as a PNG.
+
+    Raises ImportError without matplotlib.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rounds, temperatures = outcome.held_out, outcome.calibration.temperatures
+    stood = rounds.stood()
+    figure = Figure(figsize=(10, 5), layout="constrained")
+    versions = (("as the head says", (1.0,) * len(temperatures)), ("calibrated", temperatures))
+    for axes, (title, scale) in zip(figure.subplots(1, 2), versions, strict=True):
+        survival = rounds.survival(scale)
+        axes.plot([0, 1], [0, 1], color="gray", linewidth=1)
+        for k in range(rounds.block_size):
+            bins = reliability(survival[:, k], stood[:, k])
+            xs, ys = [b.prediction for b in bins], [b.outcome for b in bins]
+            axes.plot(xs, ys, "o-", markersize=3, label=f"position {k}")
+        axes.set_title(title)
+        axes.set_xlabel("predicted chance to stand")
+        axes.set_ylabel("share that stood")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    with whole_file(path) as partial, partial.open("wb") as file:
+        FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
