@@ -51,7 +51,7 @@ def design_draft(design: DesignConfig, target: LoadedTarget, *, mask_token_id: i
 
 
 def choose_taps(design: DesignConfig, *, num_layers: int) -> tuple[int, ...]:
-    """Those asked for, or as many as asked for, evenly from layer 1 to the fourth from the end.
+    """Those asked for, or as many as asked for, evenly from layer 1 to the third from the end.
 
     Raises LoadError for taps that cannot be had, or a target without enough layers.
     """
