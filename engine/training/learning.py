@@ -130,7 +130,9 @@ class Learning:
     def _end(self) -> Learned:
         step = self._trainer.step
         if self._config.export == "best" and self._best_step not in (0, step):
-            parameters: Mapping[str, Any] = torch.load(self._best_file, weights_only=True)
+            parameters: Mapping[str, Any] = torch.load(
+                self._best_file, map_location="cpu", weights_only=True
+            )
             own = dict(self._network.named_parameters())
             with torch.no_grad():
                 for name, tensor in parameters.items():
