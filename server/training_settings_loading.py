@@ -72,6 +72,7 @@ def to_training_config(settings: TrainingSettings, *, target: str) -> TrainingCo
     steps = settings.training.model_dump()
     return TrainingConfig(
         target=target,
+        target_name=model.path,
         output=Path(settings.output),
         revision=model.revision,
         dtype=model.dtype,

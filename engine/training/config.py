@@ -70,6 +70,7 @@ class TrainingConfig:
 
     target: str  # folder or hub id
     output: Path
+    target_name: str | None = None  # in the model card; None: the folder's
     revision: str | None = None
     dtype: DType = "auto"
     device: Device = "auto"

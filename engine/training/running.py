@@ -131,7 +131,7 @@ class _Run:
             mask_token_id=network.config.mask_token_id,
         )
         card = model_card(
-            target=Path(config.target).name,
+            target=config.target_name or Path(config.target).name,
             fingerprint=self._fingerprint,
             config=network.config,
             num_parameters=sum(p.numel() for p in network.parameters() if p.requires_grad),

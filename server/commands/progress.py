@@ -13,8 +13,12 @@ _UNKNOWN = "{desc} [{elapsed}]"
 class TerminalProgress:
     """The engine's Progress, shown on `stream`."""
 
-    def __init__(self, *, stream: TextIO) -> None:
+    def __init__(self, *, stream: TextIO, tells_tenths: bool = False) -> None:
+        """tells_tenths: where there is no terminal, a line for each tenth of a piece of work."""
         self._stream = stream
+        self._tells_tenths = tells_tenths
+        self._total: int | None = None
+        self._tenths = 0
         self._bar: tqdm[Any] | None = None
         self._is_terminal = stream.isatty()
         self._label: str | None = None
@@ -34,6 +38,7 @@ class TerminalProgress:
     def start(self, label: str, *, total: int | None) -> None:
         self._finish(is_done=True)
         self._label, self._started = label, time.monotonic()
+        self._total, self._tenths = total, 0
         if self._is_terminal:
             self._bar = tqdm(
                 desc=label,
@@ -51,6 +56,14 @@ class TerminalProgress:
         if self._bar is not None:
             self._bar.n = done
             self._bar.refresh()
+        elif self._tells_tenths and self._total:
+            self._tell(done, self._total)
+
+    def _tell(self, done: int, total: int) -> None:
+        tenths = 10 * done // total
+        if self._tenths < tenths < 10:
+            print(f"{self._label}: {done} of {total}", file=self._stream, flush=True)
+        self._tenths = max(tenths, self._tenths)
 
     def _finish(self, *, is_done: bool) -> None:
         if self._bar is not None:

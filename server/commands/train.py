@@ -5,7 +5,6 @@ folder that `speculative.draft_model` takes. The same command in the same output
 where it was stopped. See docs/training.md."""
 
 import argparse
-import dataclasses
 import json
 import os
 import sys
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"the settings are valid; {len(prompts)} prompts")
         return 0
     configure_log("info")
-    with TerminalProgress(stream=sys.stderr) as progress:
+    with TerminalProgress(stream=sys.stderr, tells_tenths=True) as progress:
         target = settings.model.path
         if target == DEMO_NAME:
             cache_dir = default_cache_dir(os.environ)
@@ -67,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
         from engine.training.running import run_training  # heavy: loads torch
 
         config = to_training_config(settings, target=target)
-        config = dataclasses.replace(config, output=output)
         outcome = run_training(config, encoded, progress=progress)
     learned = outcome.learned
     if outcome.lengths is not None:

@@ -1,6 +1,7 @@
 """`dspark train` as a user types it, over a tiny target on disk."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,7 @@ def test_a_draft_is_made_that_can_be_served_and_says_what_it_is_worth(
     assert "accept_rate@0" in out
     assert "exported_step=" in out
     assert "estimated_peak_gib=" in err
+    assert re.search(r"^answers: \d+ of 20$", err, re.MULTILINE)
     output = tmp_path / "out"
     entries = [json.loads(line) for line in (output / "training.jsonl").read_text().splitlines()]
     steps = [entry["step"] for entry in entries if entry["kind"] == "step"]
