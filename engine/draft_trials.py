@@ -20,8 +20,7 @@ from engine.target_loading import LoadedTarget, dense_reference
 from kv_pool import KVPool, ReferenceAttention
 
 _MAX_TOKENS = 256  # of one text, its end
-_MAX_ANCHORS = 16  # in one text
-_PAGE_SIZE = 16
+_MAX_ANCHORS = 32  # in all texts
 # An explanation must be worth half a token a round, and more than chance among few anchors.
 _MIN_GAIN = 0.5
 _MIN_RATIO = 2.0
@@ -58,8 +57,8 @@ def explain_collapse(
 ) -> str | None:
     """A sentence on what is likely wrong; None when there is no text to try anything on.
 
-    Costs one dense pass of the target over each text, and some draft passes: a fraction of a
-    second, once per collapse. Must run between steps.
+    Costs one dense pass of the target over each text and one draft pass for each reading of it,
+    once per collapse. Must run between steps.
     """
     trials = try_readings(target, draft, texts, device=device)
     if not trials:
@@ -92,7 +91,9 @@ def try_readings(
     matches = [0] * len(readings)
     num_anchors = 0
     for text in texts:
-        ids, anchors = _places(text, num_following=draft.config.block_size + 1)
+        ids, anchors = _places(
+            text, count=_MAX_ANCHORS // len(texts), num_following=draft.config.block_size + 1
+        )
         if not anchors:
             continue
         num_anchors += len(anchors)
@@ -128,13 +129,13 @@ def _readings(config: DSparkConfig, *, num_layers: int) -> Iterator[Reading]:
         )
 
 
-def _places(text: RecordedText, *, num_following: int) -> tuple[Tensor, list[int]]:
-    """The end of a text, and anchors in its answer with enough tokens after them."""
+def _places(text: RecordedText, *, count: int, num_following: int) -> tuple[Tensor, list[int]]:
+    """The end of a text, and at most `count` anchors in its answer with enough tokens after."""
     cut = max(len(text.token_ids) - _MAX_TOKENS, 0)
     ids = torch.tensor(text.token_ids[cut:])
     first = max(text.num_prompt - cut - 1, 1)
     candidates = range(first, len(ids) - num_following)
-    step = max(1, -(-len(candidates) // _MAX_ANCHORS))
+    step = max(1, -(-len(candidates) // count))
     return ids, list(candidates[::step])
 
 
@@ -152,8 +153,8 @@ def _proposer(draft: LoadedDraft, config: DSparkConfig, device: torch.device) ->
     network = copy.copy(draft.network)
     network.config = config
     pool = KVPool(
-        num_pages=-(-(_MAX_TOKENS + config.num_slots) // _PAGE_SIZE),
-        page_size=_PAGE_SIZE,
+        num_pages=_MAX_TOKENS + _MAX_ANCHORS * config.num_slots,
+        page_size=1,
         target_shapes=[],
         target_dtype=network.dtype,
         num_draft_layers=config.num_layers,
@@ -165,7 +166,7 @@ def _proposer(draft: LoadedDraft, config: DSparkConfig, device: torch.device) ->
     return DSparkProposer(
         network=network,
         pool=pool,
-        attention=ReferenceAttention(page_size=_PAGE_SIZE, device=device),
+        attention=ReferenceAttention(page_size=1, device=device),
         context_kv="off",
     )
 
@@ -173,24 +174,26 @@ def _proposer(draft: LoadedDraft, config: DSparkConfig, device: torch.device) ->
 def _count_matches(
     proposer: DSparkProposer, ids: Tensor, anchors: Sequence[int], taps: Tensor
 ) -> int:
-    """Leading draft tokens after each anchor that are the text's."""
-    positions = torch.arange(len(ids) + proposer.num_slots, device=taps.device)
-    at = positions[: len(ids)]
+    """Leading draft tokens after each anchor that are the text's; all anchors in one pass.
+
+    Pages hold one token each, so that the anchors share the context before them, while every
+    block has scratch of its own behind the text.
+    """
+    device, width = taps.device, proposer.num_slots
+    at = torch.arange(len(ids), device=device)
     proposer.write_context(taps, at, at)
-    pages = list(range(-(-len(positions) // _PAGE_SIZE)))
-    count = 0
-    # From the last anchor to the first: a block's scratch slots lie where later context was.
-    for anchor in sorted(anchors, reverse=True):
-        request = BlockRequest(
-            anchor_ids=ids[anchor : anchor + 1].to(taps.device),
-            anchor_positions=at[anchor : anchor + 1],
-            slots=positions[None, anchor : anchor + proposer.num_slots],
-            page_tables=[pages],
-            context_lens=[anchor],
-        )
-        guesses = proposer.propose(request).draft_ids[0].tolist()
-        for guess, token in zip(guesses, ids[anchor + 1 :].tolist(), strict=False):
-            if guess != token:
-                break
-            count += 1
-    return count
+    starts = [len(ids) + i * width for i in range(len(anchors))]
+    positions = torch.tensor(anchors, device=device)
+    request = BlockRequest(
+        anchor_ids=ids.to(device)[positions],
+        anchor_positions=positions,
+        slots=torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device),
+        page_tables=[
+            [*range(anchor), *range(start, start + width)]
+            for anchor, start in zip(anchors, starts, strict=True)
+        ],
+        context_lens=list(anchors),
+    )
+    guesses = proposer.propose(request).draft_ids.cpu()
+    following = positions.cpu()[:, None] + torch.arange(1, guesses.shape[1] + 1)
+    return int((guesses == ids[following]).long().cumprod(dim=1).sum())

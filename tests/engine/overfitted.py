@@ -24,7 +24,7 @@ def write_overfitted_draft(
     *,
     taps: Sequence[int],
     samples: bool,
-    num_steps: int = 150,
+    num_steps: int = 130,
 ) -> Path:
     """Trained on these texts with these taps, in the given slot convention, and declared so."""
     write_tiny_draft(folder, block_size=NUM_SLOTS, target_layer_ids=list(taps))

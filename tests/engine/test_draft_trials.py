@@ -96,7 +96,7 @@ def test_shifted_taps_are_named(
         write_overfitted_draft(folder, new_target(), texts, taps=trained, samples=True)
     declare(folder, target_layer_ids=list(declared))
     wrong = serve(folder)
-    assert wrong.accept_length < 1.3
+    assert wrong.accept_length < 1.5
     assert wrong.diagnosis.startswith(f"Likely cause: its taps are {words}")
     assert f"Try taps {list(trained)} instead of {list(declared)}" in wrong.diagnosis
 
