@@ -1,5 +1,6 @@
 """The heavy door: loads models, sizes the pool, wires the engine. Only the command line uses it."""
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,8 @@ from engine.target_building import choose_path, make_target
 from engine.target_loading import LoadedTarget, load_target
 from engine.worker import EngineWorker
 from kv_pool import AttentionBackend, KVPool, PagePool, ReferenceAttention
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ def load_engine(
     config: EngineConfig, *, device: torch.device, recorder: StepRecorder | None = None
 ) -> Built:
     """Load what the config names and wire it; see `wire_engine`."""
+    logger.info("loading the target from %s", config.target)
     target = load_target(
         config.target,
         revision=config.target_revision,

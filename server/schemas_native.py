@@ -106,7 +106,10 @@ class GenerateBody(Body):
     ELSEWHERE: ClassVar[Mapping[str, str]] = {
         name: f"sampling_params.{name}"
         for name in (*SamplingBody.model_fields, *SamplingBody.UNSERVED)
-    }
+    } | dict.fromkeys(
+        ("max_tokens", "max_completion_tokens", "num_predict", "n_predict"),
+        "sampling_params.max_new_tokens",
+    )
 
     text: Annotated[
         _Nothing

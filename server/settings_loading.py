@@ -106,7 +106,7 @@ def _complaint(error: ValidationError, given: Mapping[str, Assignment]) -> str:
     for problem in error.errors(include_url=False):
         problems.setdefault(_path_of(problem["loc"]), dict(problem))
     first, *others = sorted(problems, key=lambda path: path not in given)
-    more = f" (and {len(others)} more)" if others else ""
+    more = f" (also at fault: {', '.join(others)})" if others else ""
     return _sentence(first, problems[first], given.get(first)) + more
 
 

@@ -157,7 +157,8 @@ def test_after_200_requests_with_aborts_and_disconnects_everything_is_back(
                 break
             time.sleep(0.1)
         assert (live["num_running"], live["num_waiting"], live["num_used_pages"]) == (0, 0, 0)
-        assert sum(live["finished"].values()) == 200
+        # One that is given up before the engine heard of it has no end there.
+        assert 200 - kinds.count("give up") <= sum(live["finished"].values()) <= 200
         again = generate_all(
             url, reference.prompts[:2], concurrency=1, max_new_tokens=NEW_TOKENS, temperature=0
         )

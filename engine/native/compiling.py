@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.machine import cxx_compiler
+
+logger = logging.getLogger(__name__)
 
 _SOURCES = ("linear.h", "math.h", "attention.h", "decoder.h", "kernels.cpp")
 _FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-shared")
@@ -42,6 +45,7 @@ def load_kernels(cache_dir: Path) -> Kernels:
     flags = [*_FLAGS, "-mcpu=native" if platform.machine() == "aarch64" else "-march=native"]
     library = cache_dir / "native" / f"kernels-{_fingerprint(compiler, flags)}.so"
     if not library.exists():
+        logger.info("compiling native kernels for this CPU, once, into %s", library.parent)
         _compile(compiler, flags, library)
     return _load(library)
 

@@ -125,7 +125,7 @@ class Learning:
         try:
             draw_curves(self._journal.entries(), self._folder / "curves.png")
         except ImportError:
-            logger.warning("no curves.png without matplotlib: pip install 'dspark-server[train]'")
+            logger.warning("no curves.png without matplotlib: pip install -e '.[train]'")
 
     def _end(self) -> Learned:
         step = self._trainer.step

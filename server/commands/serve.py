@@ -131,14 +131,16 @@ def _web_server(
         await _drain(app, engine, settings.server.shutdown_timeout_s)
 
     async def abandon() -> None:
-        logger.warning("told again: %d running requests are aborted", await engine.abort(None))
+        logger.warning("told again: running requests are aborted: %d", await engine.abort(None))
 
     return DrainingServer(app, on_ready=say_ready, drain=drain, abandon=abandon)
 
 
 async def _drain(app: FastAPI, engine: EngineClient, timeout_s: float) -> None:
     begin_draining(app)
-    logger.info("draining: running requests may finish for %g s", timeout_s)
+    logger.info(
+        "draining: running requests may finish for %g s; a second signal aborts them", timeout_s
+    )
     if await engine.drain(timeout_s):
         logger.info("drained: no request is running")
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from engine import EngineClient, EngineConfig, LoadError
 from engine.demo_target import default_cache_dir, ensure_demo_target
+from engine.machine import find_cuda
 from server.commands.progress import TerminalProgress
 from server.engine_config import to_engine_config
 from server.flags import settings_flags
@@ -71,6 +72,8 @@ def resolved_engine_config(settings: Settings) -> EngineConfig:
     Raises LoadError.
     """
     config = to_engine_config(settings)
+    if config.device == "cuda" and (missing := find_cuda().missing) is not None:
+        raise LoadError(f"device is 'cuda', but {missing}; accepted here: auto, cpu")
     if config.target != DEMO_NAME:
         return config
     with TerminalProgress(stream=sys.stderr) as progress:
@@ -102,6 +105,11 @@ def codec_of(
             else None,
         )
     except (OSError, ValueError) as error:
+        if not Path(target).is_dir():
+            raise LoadError(
+                f"model.path: {target!r} is neither a folder here nor to be had from the model "
+                f"hub ({type(error).__name__})"
+            ) from error
         raise LoadError(f"model.path: no tokenizer in {target}: {error}") from error
 
 

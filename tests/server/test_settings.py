@@ -260,8 +260,10 @@ def test_speculation_without_a_draft_says_both_ways_out() -> None:
     assert load(["--model", "a/b", "--speculative.algorithm", "none"]).model.path == "a/b"
 
 
-def test_of_several_problems_the_first_is_told_and_the_others_counted() -> None:
-    assert refusal([*PAIR, "--port", "x", "--kv.page_size", "x"]).endswith(" (and 1 more)")
+def test_of_several_problems_the_first_is_told_and_the_others_named() -> None:
+    assert refusal([*PAIR, "--port", "x", "--kv.page_size", "x"]).endswith(
+        " (also at fault: server.port)"
+    )
 
 
 def test_a_key_is_never_repeated() -> None:
