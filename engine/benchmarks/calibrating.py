@@ -17,7 +17,8 @@ from engine.driving import drive
 from engine.errors import LoadError
 
 HELD_OUT_EVERY = 4  # of so many prompts one is kept for judging
-MIN_FITTED, MIN_HELD_OUT = 200, 50  # rounds
+# Rounds. With fewer the fit follows the accidents of a few prompts.
+MIN_FITTED, MIN_HELD_OUT = 500, 150
 
 
 @dataclass(frozen=True, slots=True)

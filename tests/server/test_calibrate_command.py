@@ -11,7 +11,7 @@ from server.cli import main
 from tests.server.logs import log_given_back
 from tests.server.tiny_pair import TinyPair
 
-ENOUGH = ("--max-tokens", "40", "--concurrency", "4", "--num-prompts", "8")
+ENOUGH = ("--max-tokens", "56", "--concurrency", "8", "--num-prompts", "16")
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def pair(tmp_path: Path) -> TinyPair:
 
 def calibrate(pair: TinyPair, folder: Path, *words: str) -> int:
     file = folder / "mine.jsonl"
-    lines = [json.dumps({"prompt": f"say {i}"}) for i in range(8)]
+    lines = [json.dumps({"prompt": f"say {i}"}) for i in range(16)]
     file.write_text("\n".join(lines))
     return main(["calibrate", *pair.flags, "--prompts", str(file), *words])
 
@@ -38,15 +38,15 @@ def test_temperatures_are_fitted_and_written_beside_the_draft(
     assert calibrate(pair, tmp_path, *ENOUGH) == 0
     *table, last = capsys.readouterr().out.splitlines()
     found, written = json.loads(last), json.loads((pair.draft / "calibration.json").read_text())
-    assert table[0].startswith("calibration of confidences: 8 prompts (other 8)")
+    assert table[0].startswith("calibration of confidences: 16 prompts (other 16)")
     assert table[2].split() == [
         *("position", "temperature", "ECE", "after", "AUC", "after", "Brier", "after")
     ]
     assert written["temperatures"] == pytest.approx(found["temperatures"], rel=1e-6)
     assert len(written["temperatures"]) == len(written["ece_before"]) == 4
-    assert written["num_samples"] == found["fitted_rounds"] >= 200
-    assert written["dataset"] == "mine.jsonl, 8 prompts, temperature 0"
-    assert found["held_out_rounds"] >= 50
+    assert written["num_samples"] == found["fitted_rounds"] >= 500
+    assert written["dataset"] == "mine.jsonl, 16 prompts, temperature 0"
+    assert found["held_out_rounds"] >= 150
     assert found["ece_after_mean"] < found["ece_before_mean"]  # random heads are far off
     assert (pair.draft / "calibration.png").read_bytes().startswith(b"\x89PNG")
 
@@ -67,7 +67,7 @@ def test_too_few_rounds_are_refused_and_nothing_is_written(
     assert calibrate(pair, tmp_path, "--max-tokens", "4", "--num-prompts", "4") == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "accepted: at least 200 and 50" in captured.err
+    assert "accepted: at least 500 and 150" in captured.err
     assert not (pair.draft / "calibration.json").exists()
 
 
