@@ -162,7 +162,7 @@ def _note_of_plot(outcome: Outcome) -> str:
     try:
         draw_reliability(outcome, file)
     except ImportError:
-        hint = "pip install 'dspark-server[train]'"
+        hint = "pip install -e '.[train]'"
         return f"there is no reliability plot, for matplotlib is not installed ({hint})"
     return f"reliability plot: {file}"
 
