@@ -41,7 +41,8 @@ def load_network(
     quantised target, the checkpoint must bring its own. A draft with a vocabulary of its own has
     the head that the checkpoint brings, or else copies of the target's rows.
 
-    Raises DraftLoadError for a tensor that is missing, unknown, or of another shape or dtype.
+    Raises DraftLoadError for a tensor that is missing, unknown, of another shape or dtype, or
+    not finite.
     """
     with torch.device("meta"):
         network = DSparkNetwork(config, max_positions=max_positions, device=device)
@@ -60,10 +61,20 @@ def load_network(
         if config.ties_embeddings and _LM_HEAD not in tensors:
             tensors[_LM_HEAD] = tensors[_EMBEDDING]
         placed = {name: t.to(device, _dtype(name, dtype)) for name, t in tensors.items()}
+        _require_finite({name: placed[name] for name in wanted})
         network.load_state_dict(placed, strict=True, assign=True)
         if network.vocabulary is not None and target_ids is not None:
             network.vocabulary.target_ids = target_ids.to(device)
     return network
+
+
+def _require_finite(tensors: Mapping[str, Tensor]) -> None:
+    """After the cast: what is too large for the dtype in use is infinite in it."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise DraftLoadError(
+                name, found=f"NaN or infinity in {tensor.dtype}", accepted="finite numbers"
+            )
 
 
 def _is_passed_over(name: str) -> bool:

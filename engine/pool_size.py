@@ -5,6 +5,8 @@ from torch import Tensor, nn
 
 from engine.config import EngineConfig
 from engine.draft_loading import LoadedDraft
+from engine.errors import LoadError
+from engine.machine import available_memory_bytes
 from engine.memory import GIB, MemoryPlan, cuda_budget, pages_for_budget, require_tokens
 from engine.self_check import ShapeProbe
 from engine.target import PagedAttention, run_model
@@ -44,6 +46,8 @@ def plan_pool(
     num_pages, budget = _num_pages(
         config, bytes_per_page, target_bytes + draft_bytes, step_bytes, min_tokens, device
     )
+    if device.type == "cpu":
+        _require_available(num_pages * bytes_per_page, budget)
     return MemoryPlan(
         num_pages=num_pages,
         page_size=config.page_size,
@@ -53,6 +57,15 @@ def plan_pool(
         step_bytes=step_bytes,
         budget=budget,
     )
+
+
+def _require_available(pool_bytes: int, budget: str) -> None:
+    available = available_memory_bytes()
+    if available is not None and pool_bytes > available:
+        raise LoadError(
+            f"{budget} asks for {pool_bytes / GIB:.1f} GiB of KV memory; this machine has "
+            f"{available / GIB:.1f} GiB available"
+        )
 
 
 def parameter_bytes(module: nn.Module, *, besides: nn.Module | None = None) -> int:

@@ -93,7 +93,8 @@ class Scheduler:
                 f"request id {request.request_id!r} is in use; ids of running requests are unique",
                 param="rid",
             )
-        if len(self._waiting) >= self._max_queued:
+        free = max(0, self._max_running - len(self._running))
+        if len(self._waiting) >= free + self._max_queued:  # those who wait for a step have a slot
             raise EngineBusy(
                 f"the queue is full: {len(self._waiting)} requests wait and "
                 f"{len(self._running)} run; try again later"

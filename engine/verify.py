@@ -50,10 +50,11 @@ def verify_sampled(
     q is the very tensor that the draft was drawn from. "All stood" is no special case: past its
     last draft the drafter is taken to have said nothing (q = 0), so the residual there is p.
     """
-    is_draft = _is_draft(draft_ids, num_drafts)
-    q = torch.nn.functional.pad(draft_probs * is_draft[:, :, None], (0, 0, 0, 1))
     p_draft = target_probs[:, :-1].gather(2, draft_ids[:, :, None])[:, :, 0]
-    q_draft = q[:, :-1].gather(2, draft_ids[:, :, None])[:, :, 0]
+    q_draft = draft_probs.gather(2, draft_ids[:, :, None])[:, :, 0]
+    # A drafter that overflowed has said nothing: its softmax is NaN in every entry.
+    is_draft = _is_draft(draft_ids, num_drafts) & q_draft.isfinite()
+    q = torch.nn.functional.pad(draft_probs.masked_fill(~is_draft[:, :, None], 0.0), (0, 0, 0, 1))
     stands = (accept_uniforms * q_draft < p_draft) & is_draft
     num_accepted = _leading_true(stands)
 

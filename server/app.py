@@ -21,7 +21,9 @@ _ANSWERING_PATHS = frozenset({"/generate", "/v1/completions", "/v1/chat/completi
 
 def create_app(*, engine: EngineClient, text: TextCodec, options: ServerOptions) -> FastAPI:
     """Routes, error shapes and middleware. Starts nothing; the caller owns the engine's life."""
-    app = FastAPI(title="DSpark server", default_response_class=JSONResponse)
+    app = FastAPI(
+        title="DSpark server", default_response_class=JSONResponse, redirect_slashes=False
+    )
     app.state.is_draining = False
     metrics = ServerMetrics()
     answers = Answers(engine=engine, text=text, metrics=metrics)

@@ -13,11 +13,11 @@ _LONGEST_QUOTE = 60  # characters of the offending value that are repeated
 _ACCEPTED: Mapping[str, str] = {
     "bool_type": "must be true or false",
     "float_type": "must be a number",
-    "greater_than": "must be greater than {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
     "int_type": "must be an integer",
-    "less_than": "must be less than {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
     "list_type": "must be a list",
     "model_attributes_type": "must be an object",
     "model_type": "must be an object",
@@ -64,7 +64,9 @@ def _sentence(error: Mapping[str, Any]) -> str:
     if "field" in context:
         return f"'{param}' {error['msg']}"
     if kind in _ACCEPTED:
-        accepted = _ACCEPTED[kind].format(**context)
+        accepted = _ACCEPTED[kind].format(
+            **{name: _short(value) for name, value in context.items()}
+        )
     else:
         accepted = str(error["msg"]).removeprefix("Value error, ")
         accepted = accepted.replace("Input should be", "must be", 1)
@@ -76,6 +78,11 @@ def _sentence(error: Mapping[str, Any]) -> str:
             f"found {quote(error['input'])}"
         )
     return f"'{param}' {accepted}; found {quote(error['input'])}"
+
+
+def _short(value: object) -> object:
+    """A bound as one would write it: 1.0 is 1, and a large integer keeps its digits."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _code(error: Mapping[str, Any]) -> str:

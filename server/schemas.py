@@ -57,8 +57,8 @@ class Body(BaseModel):
 
     @classmethod
     def _unknown_field(cls, name: str) -> PydanticCustomError:
-        valid = [*cls.model_fields, *cls.UNSERVED, *cls.IGNORED]
-        nearest = cls.ELSEWHERE.get(name) or get_close_matches(name, valid, n=1, cutoff=0.0)[0]
+        served = list(cls.model_fields)
+        nearest = cls.ELSEWHERE.get(name) or get_close_matches(name, served, n=1, cutoff=0.0)[0]
         message = f"is an unknown field; the nearest valid name is '{nearest}'"
         return field_error("unknown_field", quote(name)[1:-1], message)
 

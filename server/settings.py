@@ -32,6 +32,7 @@ Text = Annotated[str, Field(min_length=1)]
 FolderOrHubId = Annotated[str, Field(min_length=1), Wording("a folder or hub id")]
 FileName = Annotated[str, Field(min_length=1), Wording("a file")]
 AutoOrCount = Literal["auto"] | Annotated[int, Field(ge=1)]
+AutoOrThreads = Literal["auto"] | Annotated[int, Field(ge=1, le=1024)]
 
 
 class Section(BaseModel):
@@ -236,7 +237,7 @@ class DeviceSection(Section):
     type: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto is cuda where there is one."
     )
-    num_threads: AutoOrCount = Field(
+    num_threads: AutoOrThreads = Field(
         "auto", description="Threads for arithmetic on CPU; auto is the cores really available."
     )
     native_kernels: Literal["auto", "off"] = Field(

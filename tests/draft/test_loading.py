@@ -169,6 +169,18 @@ MISSING = (
 )
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1e9])
+def test_numbers_that_are_none_in_the_dtype_of_use_are_refused(
+    checkpoint: Checkpoint, wrong: float
+) -> None:
+    checkpoint.tensors["fc.weight"][3, 4] = wrong
+    checkpoint.save()
+    with pytest.raises(
+        DraftLoadError, match=r"fc\.weight: found NaN or infinity in torch\.float16"
+    ):
+        checkpoint.load(dtype=torch.float16)
+
+
 @pytest.mark.parametrize("name", MISSING)
 def test_a_missing_tensor_is_refused(checkpoint: Checkpoint, name: str) -> None:
     del checkpoint.tensors[name]

@@ -48,6 +48,16 @@ def test_the_plan_says_what_takes_how_much(tmp_path: Path) -> None:
     assert built.engine.info.details["memory"] == dict(plan.describe())
 
 
+@pytest.mark.parametrize(
+    "settings", [{"num_pages": 10**15}, {"num_pages": None, "memory_gib": 1e6}]
+)
+def test_a_pool_beyond_the_machines_memory_is_refused_with_numbers(
+    settings: dict[str, float],
+) -> None:
+    with pytest.raises(LoadError, match=r"asks for .* GiB of KV memory; this machine has .* GiB"):
+        tiny_engine(**settings)
+
+
 def test_memory_gib_sizes_the_pool_on_cpu() -> None:
     built = tiny_engine(num_pages=None, memory_gib=0.01)
     assert built.memory.num_pages == int(0.01 * GIB) // built.memory.bytes_per_page

@@ -180,11 +180,18 @@ def test_a_prefix_hit_spares_prompt_tokens_and_never_the_last_one() -> None:
     assert harness.pages.num_used == 0
 
 
-def test_a_full_queue_says_so() -> None:
-    harness = Harness(max_queued=1)
-    harness.scheduler.add(request("a"))
+@pytest.mark.parametrize("max_queued", [0, 1, 3])
+def test_the_queue_begins_where_the_slots_end(max_queued: int) -> None:
+    harness = Harness(max_running=2, max_queued=max_queued)
+    for i in range(2 + max_queued):
+        harness.scheduler.add(request(f"r{i}"))
     with pytest.raises(EngineBusy, match="queue is full"):
-        harness.scheduler.add(request("b"))
+        harness.scheduler.add(request("one too many"))
+    harness.step()
+    with pytest.raises(EngineBusy, match="queue is full"):
+        harness.scheduler.add(request("still one too many"))
+    harness.scheduler.abort("r0")
+    harness.scheduler.add(request("one less"))
 
 
 def test_an_id_in_use_is_refused() -> None:

@@ -108,6 +108,22 @@ def test_a_biased_verifier_fails_the_same_test() -> None:
     assert _p_value(accepts_too_much, q, p, 2) < 0.001
 
 
+def test_a_draft_distribution_that_is_no_number_counts_as_no_draft() -> None:
+    def overflowing(*args: Tensor, **kwargs: Tensor) -> Verdict:
+        ids, q, *rest = args
+        broken = q.clone()
+        broken[::2, 1] = float("nan")
+        last = torch.where(torch.arange(len(ids)) % 2 == 0, VOCAB - 1, ids[:, 1])
+        return verify_sampled(torch.stack([ids[:, 0], last], 1), broken, *rest, **kwargs)
+
+    q, p = _distributions("bad")
+    observed, expected = _joint_of_first_two(overflowing, q, p, 2)
+    first = observed.view(VOCAB, VOCAB).sum(1).double()
+    hoped = p[0].double() * first.sum() / p[0].double().sum()
+    assert chisquare(first.numpy(), hoped.numpy()).pvalue > 0.001
+    assert expected.shape == observed.shape
+
+
 def test_a_token_that_the_target_rules_out_is_never_said() -> None:
     p = torch.tensor([[[0.0, 0.5, 0.5], [0.0, 1.0, 0.0]]]).expand(2000, -1, -1)
     q = torch.tensor([[[1.0, 0.0, 0.0]]]).expand(2000, -1, -1)
