@@ -25,7 +25,12 @@ class AcceptanceWatch:
         diagnose: Callable[[], str | None] | None = None,
         window_rounds: int = _WINDOW_ROUNDS,
     ) -> None:
-        """diagnose names the likely cause, or returns None; it is asked between two steps."""
+        """diagnose names the likely cause, or returns None; it is asked between two steps.
+
+        It is asked once: running requests wait for it, and what is wrong with a checkpoint does
+        not change.
+        """
+        self._cause: str | None = None
         self._diagnose = diagnose
         self._window_rounds = window_rounds
         self._rounds_before = 0
@@ -50,6 +55,11 @@ class AcceptanceWatch:
         self.has_collapsed = mean < _COLLAPSED
 
     def _likely_cause(self) -> str:
+        if self._cause is None:
+            self._cause = self._ask()
+        return self._cause
+
+    def _ask(self) -> str:
         """A diagnosis that fails must not take the engine with it."""
         if self._diagnose is None:
             return _LIKELY_CAUSES

@@ -16,10 +16,10 @@ from draft import BlockRequest, DraftLoadError, DSparkConfig, DSparkProposer
 from draft.config import check_taps
 from engine.draft_loading import LoadedDraft
 from engine.recording import RecordedText
-from engine.target_loading import LoadedTarget, dense_reference
+from engine.target_loading import LoadedTarget, dense_hidden_states
 from kv_pool import KVPool, ReferenceAttention
 
-_MAX_TOKENS = 256  # of one text, its end
+_MAX_TOKENS = 160  # of one text, its end
 _MAX_ANCHORS = 32  # in all texts
 # An explanation must be worth half a token a round, and more than chance among few anchors.
 _MIN_GAIN = 0.5
@@ -144,7 +144,7 @@ def _hidden_states(
 ) -> dict[int, Tensor]:
     """[T, E] of every layer that some reading taps."""
     layers = tuple(sorted({tap for r in readings for tap in r.config.tap_layers}))
-    _, hidden = dense_reference(target.model, layers, ids[None])
+    hidden = dense_hidden_states(target.model, layers, ids[None])
     return dict(zip(layers, torch.split(hidden, target.hidden_size, dim=-1), strict=True))
 
 

@@ -32,7 +32,7 @@ class RecordedText:
 class RecentTexts:
     """The sequences that drafted last. Keeps references, so that a step pays next to nothing."""
 
-    def __init__(self, *, count: int = 4) -> None:
+    def __init__(self, *, count: int = 2) -> None:
         self._sequences: deque[SequenceState] = deque(maxlen=count)
 
     def record(

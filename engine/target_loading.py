@@ -109,11 +109,22 @@ def dense_reference(
     model: nn.Module, layer_ids: tuple[int, ...], ids: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The model's own logits [T, V] and tapped hidden states [T, A], without any pool."""
+    return _run_alone(model, layer_ids, ids)
+
+
+def dense_hidden_states(model: nn.Module, layer_ids: tuple[int, ...], ids: Tensor) -> Tensor:
+    """The tapped hidden states [T, A] of `dense_reference`, without the cost of all logits."""
+    return _run_alone(model, layer_ids, ids, logits_to_keep=1)[1]
+
+
+def _run_alone(
+    model: nn.Module, layer_ids: tuple[int, ...], ids: Tensor, **options: int
+) -> tuple[Tensor, Tensor]:
     with by_transformers_alone(model):
-        output = model(input_ids=ids, use_cache=False, output_hidden_states=True)
+        output = model(input_ids=ids, use_cache=False, output_hidden_states=True, **options)
     tapped = [output.hidden_states[layer_id + 1][0] for layer_id in layer_ids]
     logits: Tensor = output.logits[0]
-    return logits, torch.cat(tapped, -1) if tapped else logits.new_zeros(len(logits), 0)
+    return logits, torch.cat(tapped, -1) if tapped else logits.new_zeros(ids.shape[1], 0)
 
 
 def eos_ids(generation: Any, config: Any) -> frozenset[int]:
