@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
 
 from draft import BlockRequest, DraftBlock, DSparkProposer
 from engine import Finish, Request, SamplingParams
 from engine.build import Built
-from engine.target_loading import LoadedTarget, by_transformers_alone
+from engine.identity import generate_reference
+from engine.target_loading import LoadedTarget
 
 
 def prompts(
@@ -47,15 +47,7 @@ def run_all(
 
 def generate_alone(target: LoadedTarget, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
     """What transformers' own greedy generate says."""
-    with by_transformers_alone(target.model, "sdpa"), torch.inference_mode():
-        output: Tensor = target.model.generate(  # type: ignore[operator]
-            torch.tensor([list(prompt)]),
-            do_sample=False,
-            max_new_tokens=max_new_tokens,
-            eos_token_id=sorted(target.eos_ids) or [-1],
-            pad_token_id=0,
-        )
-    return output[0, len(prompt) :].tolist()
+    return list(generate_reference(target, prompt, max_new_tokens=max_new_tokens))
 
 
 def greedy_requests(all_prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Request]:
