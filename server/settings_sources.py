@@ -15,6 +15,7 @@ from server.settings_names import (
     canonical_path,
     did_you_mean,
 )
+from server.yaml_numbers import odd_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,8 @@ def _walk(
         else:
             value = loader.construct_object(value_node, deep=True)
             path = canonical_path(name, origin=origin)
+            if (odd := odd_number(value_node, value)) is not None:
+                raise SettingsError(f"{origin}: {name}: {odd}")
             yield Assignment(path, value, origin, file.resolve().parent)
 
 

@@ -326,3 +326,24 @@ def test_every_setting_says_what_it_means_and_accepts() -> None:
         assert field.description, path
         assert field.description.endswith("."), path
         assert accepted(field), path
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [("010", "8"), ("1:30", "90"), ("1_000", "1000"), ("0x10", "16")]
+)
+def test_a_number_that_yaml_reads_as_another_one_is_refused(
+    tmp_path: Path, written: str, read: str
+) -> None:
+    config = write(tmp_path, f"server:\n  port: {written}\n")
+    message = refusal(PAIR, config=config)
+    assert message == (
+        f"{config}:2: server.port: found {written}, which YAML reads as {read}; "
+        "accepted: a plain decimal number"
+    )
+
+
+def test_plain_numbers_of_every_kind_are_read(tmp_path: Path) -> None:
+    config = write(tmp_path, "server: {port: 9000, keepalive_s: 1.5e+1}\nkv: {memory_gib: .5}\n")
+    settings = load(PAIR, config=config)
+    assert (settings.server.port, settings.server.keepalive_s) == (9000, 15.0)
+    assert settings.kv.memory_gib == 0.5
