@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from engine.api import SpeculationStats
 from engine.benchmarks.arms import Report
-from engine.benchmarks.table import columns
+from engine.benchmarks.columns import columns
 from engine.benchmarks.trial import Workload, accept_length, run_trial, speculation_of
 from engine.build import Built
 from engine.driving import RequestRun

@@ -9,7 +9,7 @@ from draft import DraftLoadError
 from draft.calibration import ConfidenceRounds, PositionMetrics, fit_temperatures, measure
 from draft.calibration_file import Calibration, read_calibration
 from engine.benchmarks.arms import Report
-from engine.benchmarks.table import columns
+from engine.benchmarks.columns import columns
 from engine.benchmarks.trial import Workload
 from engine.build import Built
 from engine.confidence_rounds import ConfidenceRecorder

@@ -1,4 +1,4 @@
-"""Where and with what a number was measured; without it the number says nothing."""
+"""Where and with what a number was measured; without it the number says nothing. No torch here."""
 
 import os
 import platform
@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-
-import torch
 
 from engine.machine import available_cores, cpu_name, installed_version
 
@@ -43,25 +41,19 @@ class Start:
         ]
 
 
-def circumstances(start: Start, device: torch.device) -> Mapping[str, object]:
-    """Commit, device and versions, JSON-ready."""
+def circumstances(start: Start) -> Mapping[str, object]:
+    """Commit, machine and versions, JSON-ready."""
     return {
         "date": start.time.isoformat(timespec="seconds"),
         **source_of(Path(__file__)),
-        "device": str(device),
-        "device_name": device_name(device),
+        "cpu": cpu_name(),
         "cores": available_cores(),
-        "torch_threads": torch.get_num_threads(),
         "load_average_at_start": start.load_average,
         "versions": {
             "python": platform.python_version(),
             **{name: installed_version(name) for name in _PACKAGES},
         },
     }
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
 def source_of(file: Path) -> dict[str, object]:

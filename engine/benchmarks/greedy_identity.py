@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from engine.benchmarks.arms import Report
+from engine.benchmarks.columns import columns
 from engine.benchmarks.prompts import EncodedPrompt
-from engine.benchmarks.table import columns
 from engine.build import Built
 from engine.errors import LoadError
 from engine.identity import Comparison, compare_greedy, generate_reference

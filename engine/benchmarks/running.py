@@ -22,6 +22,7 @@ from engine.confidence_rounds import ConfidenceRecorder
 from engine.config import EngineConfig
 from engine.draft_loading import resolve_folder
 from engine.errors import RequestRejected
+from engine.machine import cpu_name
 from engine.recording import StepRecorder
 from engine.resolve import configure_threads, resolve_device
 
@@ -186,7 +187,18 @@ def _measured(config: EngineConfig, measure: Callable[[torch.device], Outcome]) 
     device = resolve_device(config)
     configure_threads(config, device)
     outcome = measure(device)
-    return Measurement(outcome, circumstances(start, device), tuple(start.notes()))
+    where = {**circumstances(start), **device_circumstances(device)}
+    return Measurement(outcome, where, tuple(start.notes()))
+
+
+def device_circumstances(device: torch.device) -> Mapping[str, object]:
+    """What computed, JSON-ready."""
+    is_cuda = device.type == "cuda"
+    return {
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if is_cuda else cpu_name(),
+        "torch_threads": torch.get_num_threads(),
+    }
 
 
 def _load(

@@ -8,9 +8,10 @@ import torch
 
 from engine.benchmarks.agreement import Agreement, compare_texts
 from engine.benchmarks.arms import Arm, Report, run_in_turns
+from engine.benchmarks.columns import Row, columns, number
 from engine.benchmarks.statistics import Spread, ratio, values_of
 from engine.benchmarks.summary import ArmSummary, sum_up
-from engine.benchmarks.table import Row, arm_table, columns, number, stage_table
+from engine.benchmarks.table import arm_table, stage_table
 from engine.benchmarks.throughput import headline
 from engine.benchmarks.trial import Workload
 from engine.benchmarks.verdict import faster_by

@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MOMENTS = ("mean", "p50", "p95", "p99")
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -57,3 +59,11 @@ def percentile(values: Sequence[float], percent: float) -> float:
     rank = (len(ordered) - 1) * percent / 100
     below, above = math.floor(rank), math.ceil(rank)
     return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
+
+
+def latency_ms(name: str, seconds: Sequence[float]) -> dict[str, float]:
+    """Moments of `seconds` in ms, as NAME_ms_MOMENT; zeros when nothing was measured."""
+    ms = [1000 * value for value in seconds] or [0.0]
+    moments = {"mean": statistics.mean(ms)}
+    moments |= {moment: percentile(ms, float(moment[1:])) for moment in MOMENTS[1:]}
+    return {f"{name}_ms_{moment}": value for moment, value in moments.items()}

@@ -1,11 +1,9 @@
-"""Numbers for people: aligned columns, each number with its range over the trials."""
+"""The tables of arms: what users of serving benchmarks look for, a column for each arm."""
 
 from collections.abc import Iterable, Sequence
 
-from engine.benchmarks.statistics import Spread
+from engine.benchmarks.columns import Row, columns, number
 from engine.benchmarks.summary import ArmSummary
-
-Row = tuple[str, ...]
 
 _COUNTS = ("requests", "input_tokens", "output_tokens", "cached_tokens", "preemptions")
 _DRAFT_COUNTS = ("drafts", "draft_tokens", "accepted_tokens")
@@ -42,18 +40,6 @@ _LATENCIES = {
 _MOMENTS = {"mean": "mean", "p50": "median", "p99": "p99"}
 
 
-def columns(rows: Sequence[Row]) -> list[str]:
-    """Rows of one width; the first column to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
 def arm_table(arms: Sequence[ArmSummary]) -> list[str]:
     """The table that users of serving benchmarks know, a column per arm: median [min - max]."""
     return columns(
@@ -77,16 +63,6 @@ def stage_table(arms: Sequence[ArmSummary]) -> list[str]:
     return columns(rows)
 
 
-def number(spread: Spread | None, *, unit: str = "") -> str:
-    """One measured number: its median, and its range where there is one."""
-    if spread is None:
-        return "-"
-    middle = _digits(spread.median)
-    if spread.low == spread.high:
-        return f"{middle}{unit}"
-    return f"{middle}{unit} [{_digits(spread.low)} - {_digits(spread.high)}]"
-
-
 def _figure_rows(arms: Sequence[ArmSummary], names: Iterable[str]) -> list[Row]:
     return [(_LABELS[name], *(number(arm.spread(name)) for arm in arms)) for name in names]
 
@@ -101,10 +77,3 @@ def _latency_rows(arms: Sequence[ArmSummary]) -> list[Row]:
 
 def _positions(arm: ArmSummary) -> str:
     return " ".join(f"{percent:.0f}" for percent in arm.accepted_percent_per_position) or "-"
-
-
-def _digits(value: float) -> str:
-    """Four digits that count; whole numbers as they are."""
-    if value == int(value) and abs(value) < 1e15:
-        return str(int(value))
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -3,11 +3,10 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import mean
 
 from engine.api import EngineSnapshot, Request, SamplingParams, SpeculationStats
 from engine.benchmarks.prompts import EncodedPrompt
-from engine.benchmarks.statistics import percentile
+from engine.benchmarks.statistics import latency_ms
 from engine.driving import RequestRun, drive
 from engine.engine import Engine
 
@@ -69,10 +68,10 @@ def figures(trial: Trial) -> dict[str, float]:
         "tokens_per_s": num_output / seconds,
         "total_tokens_per_s": (num_input + num_output) / seconds,
         "decode_tokens_per_s": decode_speed(runs),
-        **_latency("ttft", [run.ttft for run in runs]),
-        **_latency("tpot", [run.tpot for run in runs if run.tpot is not None]),
-        **_latency("itl", [gap for run in runs for gap in run.inter_event_times]),
-        **_latency("e2e", [run.ended_at - run.started_at for run in runs]),
+        **latency_ms("ttft", [run.ttft for run in runs]),
+        **latency_ms("tpot", [run.tpot for run in runs if run.tpot is not None]),
+        **latency_ms("itl", [gap for run in runs for gap in run.inter_event_times]),
+        **latency_ms("e2e", [run.ended_at - run.started_at for run in runs]),
         **_speculation(speculation_of(runs)),
     }
 
@@ -107,14 +106,4 @@ def _speculation(stats: SpeculationStats) -> dict[str, float]:
         "drafts": stats.num_rounds,
         "draft_tokens": drafted,
         "accepted_tokens": stats.num_accepted,
-    }
-
-
-def _latency(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    """Mean, median and p99 in ms; zeros when nothing was long enough to be measured."""
-    ms = [1000 * value for value in seconds] or [0.0]
-    return {
-        f"{name}_ms_mean": mean(ms),
-        f"{name}_ms_p50": percentile(ms, 50),
-        f"{name}_ms_p99": percentile(ms, 99),
     }

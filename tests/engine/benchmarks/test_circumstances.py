@@ -6,12 +6,14 @@ import torch
 
 import engine
 from engine.benchmarks.circumstances import Start, circumstances, source_of
+from engine.benchmarks.running import device_circumstances
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 def test_a_result_says_where_and_with_what() -> None:
-    found = json.loads(json.dumps(circumstances(Start(START, 0.25), torch.device("cpu"))))
+    where = {**circumstances(Start(START, 0.25)), **device_circumstances(torch.device("cpu"))}
+    found = json.loads(json.dumps(where))
     assert found["date"] == "2026-01-02T03:04:05+00:00"
     assert found["load_average_at_start"] == 0.25
     assert (found["device"], found["torch_threads"]) == ("cpu", 1)
