@@ -1,6 +1,7 @@
 """The HTTP service over any engine: the real one, or a fake in a test."""
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 
 from engine import EngineClient
@@ -8,8 +9,9 @@ from server.answers import Answers
 from server.asking import Asker
 from server.control import control_routes
 from server.errors import install_error_handlers
+from server.keys import ApiKeys
 from server.metrics import ServerMetrics
-from server.middleware import ApiKey, BodyLimit, Crashes, Outcomes, RequestIds
+from server.middleware import BodyLimit, Crashes, Outcomes, RequestIds
 from server.native import native_routes
 from server.openai import openai_routes
 from server.options import ServerOptions
@@ -48,8 +50,15 @@ def create_app(*, engine: EngineClient, text: TextCodec, options: ServerOptions)
     # The last one added is the first to see a request.
     app.add_middleware(Crashes)
     app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes)
-    if options.api_key is not None:
-        app.add_middleware(ApiKey, key=options.api_key, open_paths=_OPEN_PATHS)
+    app.add_middleware(ApiKeys, keys=options.keys, open_paths=_OPEN_PATHS)
+    if options.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
     app.add_middleware(Outcomes, metrics=metrics, paths=_ANSWERING_PATHS)
     app.add_middleware(RequestIds)
     return app

@@ -7,13 +7,14 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import TypeVar
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from engine import EngineClient, EngineDead, EngineSnapshot
 from server.answers import Answers
 from server.errors import ApiError
+from server.keys import may_steer
 from server.metrics import ServerMetrics, mean_accept_length
 from server.options import ServerOptions
 from server.schemas_native import AbortBody, ContextKVBody
@@ -82,16 +83,18 @@ def control_routes(
         }
 
     @router.post("/abort_request")
-    async def abort_request(body: AbortBody) -> dict[str, int]:
+    async def abort_request(body: AbortBody, request: Request) -> dict[str, int]:
         """End requests by name (rid, X-Request-Id or response id), or all of them."""
+        if body.rid is None:
+            may_steer(request)
         count = await (engine.abort(None) if body.rid is None else answers.abort(body.rid))
         return {"aborted": count}
 
-    @router.post("/set_context_kv")
+    @router.post("/set_context_kv", dependencies=[Depends(may_steer)])
     async def set_context_kv(body: ContextKVBody) -> dict[str, object]:
         return asdict(await engine.set_context_kv(body.mode))
 
-    @router.post("/flush_cache")
+    @router.post("/flush_cache", dependencies=[Depends(may_steer)])
     async def flush_cache() -> dict[str, int]:
         return {"freed_pages": await engine.flush_cache()}
 

@@ -35,11 +35,13 @@ _ENGINE_ERRORS: tuple[tuple[type[EngineError], int, str], ...] = (
 _TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "method_not_allowed",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "service_unavailable",
+    504: "timeout_error",
 }
 
 

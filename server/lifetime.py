@@ -9,6 +9,8 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from server.certificate import Certificate
+
 _FLUSH_SECONDS = 5  # for last bytes to slow clients, once the engine has finished
 
 
@@ -27,6 +29,7 @@ class DrainingServer(uvicorn.Server):
         on_ready: Callable[[], None],
         drain: Callable[[], Coroutine[Any, Any, None]],
         abandon: Callable[[], Coroutine[Any, Any, None]],
+        certificate: Certificate | None = None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -35,6 +38,8 @@ class DrainingServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=_FLUSH_SECONDS,
+                ssl_certfile=certificate.file if certificate else None,
+                ssl_keyfile=certificate.keyfile if certificate else None,
             )
         )
         self._on_ready = on_ready

@@ -17,8 +17,8 @@ class Listener:
     Raises PortInUse, or OSError for an address that this machine does not have.
     """
 
-    def __init__(self, *, host: str, port: int) -> None:
-        self._host, self._port = host, port
+    def __init__(self, *, host: str, port: int, scheme: str = "http") -> None:
+        self._host, self._port, self._scheme = host, port, scheme
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.socket = socket.socket(family, socket.SOCK_STREAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -43,7 +43,8 @@ class Listener:
     def url(self) -> str:
         """Where a client on this machine finds the server."""
         name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
-        return f"http://[{name}]:{self._port}" if ":" in name else f"http://{name}:{self._port}"
+        host = f"[{name}]" if ":" in name else name
+        return f"{self._scheme}://{host}:{self._port}"
 
     def listen(self) -> None:
         """Let clients in. Raises PortInUse if somebody else was faster since the bind."""

@@ -1,9 +1,8 @@
-"""What happens to every request around its route: an id, the key, the body's size, the count.
+"""What happens to every request around its route: an id, the body's size, the count.
 
 Plain ASGI: wrapping a response in a task of its own would hide a lost client from the routes.
 """
 
-import hmac
 import logging
 import re
 from collections.abc import Collection
@@ -44,27 +43,6 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
-
-
-class ApiKey:
-    """Asks for `Authorization: Bearer KEY` on every path that is not open."""
-
-    def __init__(self, app: ASGIApp, *, key: str, open_paths: Collection[str]) -> None:
-        self._app = app
-        self._expected = f"Bearer {key}".encode()
-        self._open_paths = open_paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self._open_paths:
-            given = Headers(scope=scope).get("authorization", "").encode("latin-1")
-            if not hmac.compare_digest(given, self._expected):
-                refusal = Failure(
-                    401,
-                    "missing or wrong API key; send 'Authorization: Bearer KEY'",
-                    code="invalid_api_key",
-                )
-                return await refusal.response()(scope, receive, send)
-        await self._app(scope, receive, send)
 
 
 class BodyLimit:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from server.keys import Keys
+
 # What a missing sampling field means where the model says nothing: plain sampling, as the
 # OpenAI API and the servers around it have it. `temperature: 0` in a request asks for greedy.
 NEUTRAL_SAMPLING: Mapping[str, float] = {
@@ -24,7 +26,8 @@ class ServerOptions:
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     default_max_tokens: int | None = None  # if a request names no limit; None: what still fits
     max_tokens_cap: int | None = None  # the most that a request may ask for; None: what fits
-    api_key: str | None = field(default=None, repr=False)  # asked for on every route but /health
+    keys: Keys = field(default_factory=Keys)
+    cors_origins: tuple[str, ...] = ()  # whose pages may call from a browser; "*" is every one
     max_body_bytes: int = 8 * 2**20
     keepalive_s: float = 15.0  # silence on a stream after which a comment is sent
     stall_s: float = 60.0  # no progress for so long, with requests at hand: not ready

@@ -3,56 +3,22 @@
 `server.settings_loading.load_settings` fills it; unknown names are refused there and here.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationInfo,
-    field_validator,
-    model_validator,
+from pydantic import Field, field_validator, model_validator
+
+from server.settings_base import (
+    AutoOrCount,
+    AutoOrThreads,
+    FileName,
+    FolderOrHubId,
+    Section,
+    SettingsError,
+    Text,
 )
+from server.settings_server import ObservabilitySection, ServerSection
 
-
-class SettingsError(Exception):
-    """A setting, flag or config file cannot be used; one line, fit for a user's eyes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wording:
-    """In an annotation: what is accepted, in words that say more than the type."""
-
-    text: str
-
-
-Text = Annotated[str, Field(min_length=1)]
-FolderOrHubId = Annotated[str, Field(min_length=1), Wording("a folder or hub id")]
-FileName = Annotated[str, Field(min_length=1), Wording("a file")]
-AutoOrCount = Literal["auto"] | Annotated[int, Field(ge=1)]
-AutoOrThreads = Literal["auto"] | Annotated[int, Field(ge=1, le=1024)]
-
-
-class Section(BaseModel):
-    """Settings under one name; frozen, and nothing but what is declared."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _booleans_mean_what_was_written(cls, value: object, info: ValidationInfo) -> object:
-        """YAML reads `on` and `off` as booleans, and pydantic reads booleans as 1 and 0."""
-        if not isinstance(value, bool) or info.field_name is None:
-            return value
-        annotation = cls.model_fields[info.field_name].annotation
-        if annotation is bool:
-            return value
-        word = "on" if value else "off"
-        if word in get_args(annotation):
-            return word
-        raise ValueError("true and false are not accepted here")
+__all__ = ["Settings", "SettingsError"]
 
 
 class ModelSection(Section):
@@ -168,66 +134,11 @@ class SchedulerSection(Section):
     )
 
 
-class ServerSection(Section):
-    """The HTTP service."""
-
-    host: Text = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 is every one.")
-    port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="TCP port.")
-    api_key: Annotated[SecretStr, Field(min_length=1)] | None = Field(
-        None, description="Key asked for on every route but /health, as a bearer token."
-    )
-    api_key_file: FileName | None = Field(
-        None, description="File that holds the key, instead of api_key."
-    )
-    shutdown_timeout_s: Annotated[float, Field(ge=0)] = Field(
-        30.0, description="Seconds that running requests get to finish after SIGTERM."
-    )
-    keepalive_s: Annotated[float, Field(gt=0)] = Field(
-        15.0, description="Seconds of silence on a stream before a comment line keeps it open."
-    )
-    max_body_bytes: Annotated[int, Field(ge=1)] = Field(
-        8 << 20, description="Largest request body, in bytes."
-    )
-    default_max_tokens: AutoOrCount = Field(
-        "auto",
-        description="Output tokens of a request that names no limit; auto is what still "
-        "fits the context.",
-    )
-    max_tokens_cap: AutoOrCount = Field(
-        "auto", description="Most output tokens that a request may ask for; auto is what fits."
-    )
-    sampling_defaults: Literal["model", "neutral"] = Field(
-        "model",
-        description="Sampling fields a request leaves out: model takes them from the "
-        "target's generation_config.json, neutral is temperature 1 and no filter.",
-    )
-
-    @model_validator(mode="after")
-    def _one_key(self) -> "ServerSection":
-        if self.api_key is not None and self.api_key_file is not None:
-            raise ValueError(
-                "server.api_key and server.api_key_file are both given; accepted: one of them"
-            )
-        return self
-
-
 class AttentionSection(Section):
     """Attention over paged keys and values."""
 
     backend: Literal["auto", "reference"] = Field(
         "auto", description="auto is the best one for the device; reference runs anywhere."
-    )
-
-
-class ObservabilitySection(Section):
-    """What the server says about itself."""
-
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least important kind of line that is logged."
-    )
-    stall_seconds: Annotated[float, Field(gt=0)] = Field(
-        60.0,
-        description="Seconds without progress, with requests at hand, after which /ready says no.",
     )
 
 

@@ -17,8 +17,14 @@ DEMO_PREFIX = "demo:"
 DEMO_NAME = f"{DEMO_PREFIX}{DEMO_TARGET}"
 
 _FOLDERS = ("model.path", "speculative.draft_model")
-_FILES = ("model.chat_template", "server.api_key_file")
-_SECRETS = ("server.api_key",)
+_FILES = (
+    "model.chat_template",
+    "server.api_key_file",
+    "server.admin_api_key_file",
+    "server.ssl_certfile",
+    "server.ssl_keyfile",
+)
+_SECRETS = ("server.api_key", "server.admin_api_key")
 
 
 @dataclass(frozen=True, slots=True)

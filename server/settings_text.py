@@ -9,7 +9,8 @@ import yaml
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from server.settings import Settings, Wording
+from server.settings import Settings
+from server.settings_base import Wording
 from server.settings_names import ENV_PREFIX, FIELDS, FLAG_ALIASES, PATH_ALIASES, SWITCHES
 
 _PLAIN_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
@@ -28,7 +29,9 @@ def default_text(field: FieldInfo) -> str:
 
 
 def yaml_scalar(value: object) -> str:
-    """A value as YAML writes it."""
+    """A value as YAML writes it, in one line."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(yaml_scalar, value))}]"
     return yaml.safe_dump({"v": value}, width=1 << 16).removeprefix("v:").strip()
 
 
@@ -58,7 +61,7 @@ def effective_yaml(settings: Settings, origins: Mapping[str, str]) -> str:
         value = value_at(settings, path)
         comment = f"  # {origins[path]}" if path in origins else ""
         indent = "  " * len(parents)
-        if isinstance(value, SecretStr):
+        if _is_secret(value):
             lines.append(f"{indent}# {name} is set by {origins[path]} and not shown")
         else:
             lines.append(f"{indent}{name}: {yaml_scalar(value)}{comment}")
@@ -68,8 +71,13 @@ def effective_yaml(settings: Settings, origins: Mapping[str, str]) -> str:
 def public_values(settings: Settings) -> dict[str, object]:
     """The settings as nested plain values without secrets, for /server_info."""
     values = settings.model_dump(mode="json")
-    values["server"]["api_key"] = None if settings.server.api_key is None else "(set)"
+    for name in ("api_key", "admin_api_key"):
+        values["server"][name] = None if getattr(settings.server, name) is None else "(set)"
     return values
+
+
+def _is_secret(value: object) -> bool:
+    return isinstance(value, tuple) and any(isinstance(item, SecretStr) for item in value)
 
 
 def reference_table() -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from server.settings import AutoOrCount, FileName, FolderOrHubId, Section, Text
+from server.settings_base import AutoOrCount, FileName, FolderOrHubId, Section, Text
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Weight = Annotated[float, Field(ge=0)]
@@ -90,6 +90,11 @@ class DesignSection(Section):
     """The draft's shape. auto is what the target has."""
 
     block_size: Count = Field(5, description="Draft tokens in a block.")
+    draft_vocab_size: Count | None = Field(
+        None,
+        description="Tokens that the draft can say, those most frequent in the answers; the target "
+        "can say all. Null is the whole vocabulary.",
+    )
     num_layers: Count = Field(2, description="Draft layers.")
     num_taps: Count = Field(5, description="Target layers that the draft reads, spread evenly.")
     tap_layers: tuple[int, ...] | None = Field(

@@ -113,7 +113,7 @@ def test_the_health_check_asks_a_route_that_needs_no_key() -> None:
     assert (program, flag) == ("python", "-c")
     compile(script, "HEALTHCHECK", "exec")
     assert "/health" in script
-    paths = app_with(FakeEngine(), api_key="k").openapi()["paths"]
+    paths = app_with(FakeEngine()).openapi()["paths"]
     assert "/health" in paths
     named = set(re.findall(r"os\.environ\['(\w+)'\]", script))
     assert named

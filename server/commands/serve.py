@@ -13,10 +13,11 @@ from fastapi import FastAPI
 
 from engine import EngineClient, EngineConfig
 from server.app import begin_draining, create_app
+from server.certificate import Certificate, certificate_of
 from server.commands.starting import (
     add_checking_flags,
-    api_key,
     configure_log,
+    keys_of,
     load_text,
     resolved_engine_config,
     running_engine,
@@ -24,6 +25,7 @@ from server.commands.starting import (
 )
 from server.engine_config import count_or_none
 from server.flags import add_settings_flags
+from server.keys import Keys
 from server.lifetime import DrainingServer
 from server.listening import Listener
 from server.options import ServerOptions
@@ -52,19 +54,25 @@ def run(args: argparse.Namespace) -> int:
     if settings is None:
         return 0
     configure_log(settings.observability.log_level)
-    key = api_key(settings)
-    with Listener(host=settings.server.host, port=settings.server.port) as listener:
+    keys, certificate = keys_of(settings), certificate_of(settings)
+    with Listener(
+        host=settings.server.host,
+        port=settings.server.port,
+        scheme="https" if certificate else "http",
+    ) as listener:
         config = resolved_engine_config(settings)
         text = load_text(settings, config)
         with running_engine(config) as engine:
-            options = server_options(settings, config, key=key)
-            server = _web_server(settings, engine, text, options, listener.url, started)
+            options = server_options(settings, config, keys=keys)
+            server = _web_server(
+                settings, engine, text, options, listener.url, started, certificate
+            )
             listener.listen()
             server.run(sockets=[listener.socket])
             return 0 if server.started else 1
 
 
-def server_options(settings: Settings, config: EngineConfig, *, key: str | None) -> ServerOptions:
+def server_options(settings: Settings, config: EngineConfig, *, keys: Keys) -> ServerOptions:
     """What the HTTP service needs to know. Raises LoadError."""
     server = settings.server
     sampling = {}
@@ -76,7 +84,8 @@ def server_options(settings: Settings, config: EngineConfig, *, key: str | None)
         default_sampling=sampling,
         default_max_tokens=count_or_none(server.default_max_tokens),
         max_tokens_cap=count_or_none(server.max_tokens_cap),
-        api_key=key,
+        keys=keys,
+        cors_origins=server.cors_origins,
         max_body_bytes=server.max_body_bytes,
         keepalive_s=server.keepalive_s,
         stall_s=settings.observability.stall_seconds,
@@ -114,6 +123,7 @@ def _web_server(
     options: ServerOptions,
     url: str,
     started: float,
+    certificate: Certificate | None,
 ) -> DrainingServer:
     app = create_app(engine=engine, text=text, options=options)
 
@@ -123,7 +133,7 @@ def _web_server(
         if engine.info.block_size:
             words = "speculating in blocks of %d draft tokens, anchor and bonus not counted"
             logger.info(words, engine.info.block_size)
-        needs_key = options.api_key is not None
+        needs_key = options.keys.callers != ()
         line = example(url, has_chat_template=text.has_chat_template, needs_key=needs_key)
         logger.info("try it: %s", line)
 
@@ -133,7 +143,9 @@ def _web_server(
     async def abandon() -> None:
         logger.warning("told again: running requests are aborted: %d", await engine.abort(None))
 
-    return DrainingServer(app, on_ready=say_ready, drain=drain, abandon=abandon)
+    return DrainingServer(
+        app, on_ready=say_ready, drain=drain, abandon=abandon, certificate=certificate
+    )
 
 
 async def _drain(app: FastAPI, engine: EngineClient, timeout_s: float) -> None:

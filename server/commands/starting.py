@@ -9,12 +9,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from engine import EngineClient, EngineConfig, LoadError
 from engine.demo_target import default_cache_dir, ensure_demo_target
 from engine.machine import find_cuda
 from server.commands.progress import TerminalProgress
 from server.engine_config import to_engine_config
 from server.flags import settings_flags
+from server.keys import Keys
 from server.settings import Settings, SettingsError
 from server.settings_loading import DEMO_NAME, load_settings
 from server.settings_sources import Assignment
@@ -129,14 +132,22 @@ def running_engine(config: EngineConfig) -> Iterator[EngineClient]:
         engine.close()
 
 
-def api_key(settings: Settings) -> str | None:
-    """The key from its setting or its file. Raises SettingsError for a file without one."""
+def keys_of(settings: Settings) -> Keys:
+    """The keys from their settings or files. Raises SettingsError for a file without one."""
     server = settings.server
-    if server.api_key is not None:
-        return server.api_key.get_secret_value()
-    if server.api_key_file is None:
-        return None
-    key = Path(server.api_key_file).read_text(encoding="utf-8").strip()
-    if not key:
-        raise SettingsError(f"server.api_key_file: found {server.api_key_file} empty")
-    return key
+    return Keys(
+        callers=_keys("api_key", server.api_key, server.api_key_file),
+        admins=_keys("admin_api_key", server.admin_api_key, server.admin_api_key_file),
+    )
+
+
+def _keys(name: str, given: Sequence[SecretStr] | None, file: str | None) -> tuple[str, ...]:
+    if given is not None:
+        return tuple(key.get_secret_value() for key in given)
+    if file is None:
+        return ()
+    lines = [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise SettingsError(f"server.{name}_file: found {file} empty; accepted: a key a line")
+    return keys

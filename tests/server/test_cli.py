@@ -22,6 +22,8 @@ from engine import EngineConfig, LoadError
 from server.cli import main
 from server.commands import COMMANDS, doctor, generate, serve, starting
 from server.commands.progress import TerminalProgress
+from server.keys import Keys
+from server.settings import SettingsError
 from server.settings_loading import load_settings
 from server.settings_sources import read_flag
 from tests.server.fakes import FakeEngine, byte_codec, wait_until
@@ -75,7 +77,7 @@ def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("name", [command.name for command in COMMANDS])
 def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([name, "--help"]) == 0
+    assert main([*name.split(), "--help"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith(f"usage: dspark {name}")
     assert captured.err == ""
@@ -294,21 +296,34 @@ def test_options_of_the_service_come_from_the_settings(monkeypatch: pytest.Monke
     monkeypatch.setattr(serve, "model_sampling", lambda target, revision: {"top_k": 7})
     flags = ["model.path", "a/b", "speculative.algorithm", "none", "server.max_tokens_cap", "9"]
     config = EngineConfig(target="a/b")
-    options = serve.server_options(settings_of(*flags), config, key="k")  # type: ignore[arg-type]
-    assert (options.max_tokens_cap, options.default_max_tokens, options.api_key) == (9, None, "k")
+    options = serve.server_options(settings_of(*flags), config, keys=Keys(("k",)))  # type: ignore[arg-type]
+    assert (options.max_tokens_cap, options.default_max_tokens, options.keys.callers) == (
+        9,
+        None,
+        ("k",),
+    )
     assert options.default_sampling == {"top_k": 7}
     neutral = settings_of(*flags, "server.sampling_defaults", "neutral")
-    options = serve.server_options(neutral, config, key=None)  # type: ignore[arg-type]
+    options = serve.server_options(neutral, config, keys=Keys())  # type: ignore[arg-type]
     assert options.default_sampling == {}
 
 
-def test_a_key_can_lie_in_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "key"
-    file.write_text("  hunter2\n")
+def test_keys_can_lie_in_a_file_one_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# the team's\n  hunter2\n\nhunter3\n")
     flags = ["model.path", "a/b", "speculative.algorithm", "none"]
-    with_file = settings_of(*flags, "server.api_key_file", str(file))
-    assert starting.api_key(with_file) == "hunter2"  # type: ignore[arg-type]
-    assert starting.api_key(settings_of(*flags)) is None  # type: ignore[arg-type]
+    with_file = settings_of(*flags, "server.admin_api_key_file", str(file))
+    assert starting.keys_of(with_file).admins == ("hunter2", "hunter3")  # type: ignore[arg-type]
+    assert starting.keys_of(settings_of(*flags)) == Keys()  # type: ignore[arg-type]
+    file.write_text("# nobody's\n")
+    with pytest.raises(SettingsError, match=r"^server\.admin_api_key_file: found .* empty"):
+        starting.keys_of(with_file)  # type: ignore[arg-type]
+
+
+def test_several_keys_stand_in_one_flag() -> None:
+    flags = ["model.path", "a/b", "speculative.algorithm", "none"]
+    settings = settings_of(*flags, "server.api_key", "one, two")
+    assert starting.keys_of(settings).callers == ("one", "two")  # type: ignore[arg-type]
 
 
 def test_a_key_in_the_example_is_a_place_to_fill_in() -> None:

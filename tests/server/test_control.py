@@ -70,7 +70,7 @@ def test_server_info_tells_what_runs(connect: Connect) -> None:
     engine.state = EngineSnapshot(
         num_rounds=10, num_draft_tokens=40, num_accepted_tokens=25, num_pages=8, num_used_pages=2
     )
-    client = connect(engine, config={"kv": {"page_size": 16}}, api_key=None)
+    client = connect(engine, config={"kv": {"page_size": 16}})
     info = client.get("/server_info").json()
     assert info["served_model_name"] == "tiny"
     assert info["config"] == {"kv": {"page_size": 16}}

@@ -1,4 +1,4 @@
-"""The id, the key and the body's size of every request."""
+"""The id and the body's size of every request."""
 
 import asyncio
 
@@ -6,6 +6,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
+from server.keys import Keys
 from tests.server.conftest import Connect
 from tests.server.fakes import FakeEngine, app_with, served
 from tests.server.test_bad_input import error_of
@@ -29,33 +30,6 @@ def test_an_id_that_cannot_be_used_is_replaced(connect: Connect, given: str) -> 
     headers = {b"x-request-id": given.encode("latin-1")}
     response = connect().get("/health", headers=headers)  # type: ignore[arg-type]
     assert len(response.headers["x-request-id"]) == 32
-
-
-@pytest.mark.parametrize(
-    "route", ["/ready", "/metrics", "/server_info", "/v1/models", "/docs", "/openapi.json", "/nope"]
-)
-def test_every_route_but_health_asks_for_the_key(connect: Connect, route: str) -> None:
-    client = connect(api_key="right")
-    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "right"}):
-        response = client.get(route, headers=headers)
-        error = error_of(response, 401)
-        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
-        assert response.headers["www-authenticate"] == "Bearer"
-        assert "right" not in response.text
-    allowed = client.get(route, headers={"authorization": "Bearer right"})
-    assert allowed.status_code == (404 if route == "/nope" else 200)
-
-
-def test_health_is_open_and_generating_is_not(connect: Connect) -> None:
-    engine = FakeEngine()
-    client = connect(engine, api_key="right")
-    assert client.get("/health").status_code == 200
-    error_of(client.post("/generate", json={"text": "hi"}), 401)
-    assert engine.requests == []
-
-
-def test_without_a_key_nobody_is_asked(connect: Connect) -> None:
-    assert connect().get("/v1/models").status_code == 200
 
 
 def test_a_body_over_the_limit_is_refused_with_the_numbers(connect: Connect) -> None:
@@ -99,7 +73,7 @@ def test_the_pieces_of_a_body_are_counted_together() -> None:
 
 
 def test_requests_are_counted_by_how_they_ended(connect: Connect) -> None:
-    client = connect(api_key="right")
+    client = connect(keys=Keys(callers=("right",)))
     headers = {"authorization": "Bearer right"}
     client.post("/generate", json={"text": "hi"}, headers=headers)
     client.post("/generate", json={"text": "hi", "stream": True}, headers=headers)
@@ -110,3 +84,23 @@ def test_requests_are_counted_by_how_they_ended(connect: Connect) -> None:
     assert 'dspark:requests_total{outcome="ok"} 2.0' in text
     assert 'dspark:requests_total{outcome="client_error"} 2.0' in text
     assert 'dspark:requests_total{outcome="server_error"} 0.0' in text
+
+
+def test_pages_of_the_named_origins_may_call_and_no_others(connect: Connect) -> None:
+    client = connect(cors_origins=("https://chat.example.org",), keys=Keys(callers=("right",)))
+    ours, other = {"origin": "https://chat.example.org"}, {"origin": "https://other.example.org"}
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "x-a"}
+    before = client.options("/v1/chat/completions", headers={**ours, **asked})
+    assert before.status_code == 200  # a browser asks first, and without the key
+    assert before.headers["access-control-allow-origin"] == "https://chat.example.org"
+    refused = client.get("/v1/models", headers=ours)
+    assert refused.status_code == 401  # which the page may read, to say so
+    assert refused.headers["access-control-allow-origin"] == "https://chat.example.org"
+    assert "x-request-id" in refused.headers["access-control-expose-headers"].lower()
+    stranger = client.get("/v1/models", headers={**other, "authorization": "Bearer right"})
+    assert "access-control-allow-origin" not in stranger.headers
+
+
+def test_without_origins_no_page_is_let_in(connect: Connect) -> None:
+    response = connect().get("/health", headers={"origin": "https://chat.example.org"})
+    assert "access-control-allow-origin" not in response.headers

@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from engine import EngineBusy, EngineDraining, RequestRejected
+from server.keys import Keys
 from tests.server.byte_text import BOS
 from tests.server.conftest import Connect
 from tests.server.fakes import FakeEngine, app_with, served
@@ -161,7 +162,7 @@ def test_the_engines_refusals_are_the_clients_exceptions(
 
 
 def test_a_wrong_key_is_an_authentication_error() -> None:
-    with served(app_with(FakeEngine(), api_key="right")) as address:
+    with served(app_with(FakeEngine(), keys=Keys(callers=("right",)))) as address:
         with _client(address, "wrong") as client, pytest.raises(openai.AuthenticationError):
             client.models.list()
         with _client(address, "right") as client:

@@ -347,3 +347,20 @@ def test_plain_numbers_of_every_kind_are_read(tmp_path: Path) -> None:
     settings = load(PAIR, config=config)
     assert (settings.server.port, settings.server.keepalive_s) == (9000, 15.0)
     assert settings.kv.memory_gib == 0.5
+
+
+def test_several_values_are_a_list_in_the_file_and_one_text_in_a_flag(tmp_path: Path) -> None:
+    config = write(tmp_path, "server:\n  cors_origins: [https://a, https://b]\n  api_key: [x, y]\n")
+    assert load(PAIR, config=config).server.cors_origins == ("https://a", "https://b")
+    flags = [*PAIR, "--cors-origins", "https://c, https://d"]
+    assert load(flags, config=config).server.cors_origins == ("https://c", "https://d")
+    shown = effective_yaml(load(PAIR, config=config), resolve(PAIR, config=config).origins)
+    assert "  cors_origins: [https://a, https://b]  # " in shown
+    assert "# api_key is set by" in shown
+
+
+def test_a_key_that_is_no_key_is_not_shown(tmp_path: Path) -> None:
+    config = write(tmp_path, "server: {api_key: [sesame, {a: b}]}\n")
+    message = refusal(PAIR, config=config)
+    assert "server.api_key: found (hidden)" in message
+    assert "sesame" not in message
