@@ -7,6 +7,7 @@ from draft.block import BlockRequest, BlockSampling, DraftBlock
 from draft.config import DSparkConfig, LayerConfig, TargetFacts
 from draft.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
 from draft.errors import DraftLoadError
+from draft.kernels import BlockKernel, BlockPass
 from draft.linear import LinearFunction, replace_linears
 from draft.loading import load_network
 from draft.network import DSparkNetwork
@@ -15,6 +16,8 @@ from draft.reading import read_config
 from draft.sampling import inverse_cdf
 
 __all__ = [
+    "BlockKernel",
+    "BlockPass",
     "BlockRequest",
     "BlockSampling",
     "ContextKVMode",

@@ -101,12 +101,13 @@ class DSparkNetwork(nn.Module):
         Without sample_from_anchor the anchor's own slot predicts nothing; a recurrent head was
         trained to pass over it all the same, with the anchor as the token before it.
         """
-        if self.config.sample_from_anchor:
-            return hidden, None
         state = None
-        if self.markov_head is not None:
+        if self.markov_head is not None and not self.config.sample_from_anchor:
             state = self.markov_head.state_after(anchor_ids, hidden[:, 0])
-        return hidden[:, 1:], state
+        return self.predicting_slots(hidden), state
+
+    def predicting_slots(self, hidden: Float[Tensor, "B N E"]) -> Float[Tensor, "B K E"]:
+        return hidden if self.config.sample_from_anchor else hidden[:, 1:]
 
     def base_logits(self, hidden: Float[Tensor, "B K E"]) -> Float[Tensor, "B K Vd"]:
         """Over the tokens that the draft can say, all of the vocabulary or a part of it."""

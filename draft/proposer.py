@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from draft.block import BlockRequest, DraftBlock
 from draft.chain import draft_chain
 from draft.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
+from draft.kernels import BlockKernel, BlockPass
 from draft.linear import LinearFunction
 from draft.network import DSparkNetwork
 from kv_pool import AttentionBackend, AttentionPlan, KVPool
@@ -81,8 +82,10 @@ class DSparkProposer:
         attention: AttentionBackend,
         context_kv: ContextKVMode = "auto",
         linear: LinearFunction = F.linear,
+        kernel: BlockKernel | None = None,
     ) -> None:
         """`linear` computes the stacked context product; the network's layers have their own.
+        `kernel`, made for this network and pool, runs what it can of the draft passes.
 
         Raises ValueError with the reason when context_kv is `on` and cannot hold."""
         assert pool.num_draft_layers == network.config.num_layers, (
@@ -94,6 +97,7 @@ class DSparkProposer:
         self._network = network
         self._pool = pool
         self._attention = attention
+        self._kernel = kernel
         self._writer = ContextKVWriter(network=network, pool=pool, mode=context_kv, linear=linear)
         self._steps = torch.arange(self.num_slots, device=pool.draft_keys.device)
 
@@ -111,17 +115,30 @@ class DSparkProposer:
 
     def propose(self, request: BlockRequest) -> DraftBlock:
         """Run every block at its full width, then pick its tokens left to right."""
+        done = self._kernel.run(request) if self._kernel is not None else None
+        if done is None:
+            done = self._run_block(request)
+        if done.draft_ids is not None:
+            return DraftBlock(done.draft_ids, None, done.confidence_logits)
+        return self._pick(request, done)
+
+    def _run_block(self, request: BlockRequest) -> BlockPass:
         network, anchor_ids = self._network, request.anchor_ids
         hidden = network.hidden(
             network.block_ids(anchor_ids),
             request.anchor_positions[:, None] + self._steps,
             self._paged_block(request),
         )
-        hidden, state = network.predicting(hidden, anchor_ids)
+        logits = network.base_logits(network.predicting_slots(hidden))
+        return BlockPass(hidden, logits, draft_ids=None, confidence_logits=None)
+
+    def _pick(self, request: BlockRequest, done: BlockPass) -> DraftBlock:
+        network, anchor_ids = self._network, request.anchor_ids
+        hidden, state = network.predicting(done.hidden, anchor_ids)
         draft_ids, draft_probs = draft_chain(
             network.markov_head,
             hidden,
-            network.base_logits(hidden),
+            done.base_logits,
             anchor_ids,
             request.sampling,
             state=state,

@@ -33,6 +33,11 @@ class RotaryTable(nn.Module):
     def num_positions(self) -> int:
         return self._table.shape[0]
 
+    @property
+    def factors(self) -> Float[Tensor, "P 2 D"]:
+        """Of every position: cosines, and sines whose first half is negated."""
+        return self._table
+
     def at(self, positions: Int[Tensor, "T"]) -> Rotation:
         """The rotation of each position. A position outside the table is an IndexError."""
         cos, sin = self._table.index_select(0, positions).unsqueeze(2).unbind(1)

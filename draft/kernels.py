@@ -1,0 +1,42 @@
+"""The seam for kernels: what may stand for PyTorch's operators in a draft pass.
+
+Whoever wires the draft brings them; PyTorch is the reference, and does what they decline.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from draft.block import BlockRequest
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPass:
+    """As far as a kernel came with a draft pass.
+
+    hidden and base_logits may be buffers of the kernel: they are true until its next call.
+    """
+
+    hidden: Float[Tensor, "B N E"]  # of every slot, after the final norm
+    base_logits: Float[Tensor, "B K Vd"]  # of the predicting slots
+    draft_ids: Int[Tensor, "B K"] | None  # None: the chain is still to do
+    confidence_logits: Float[Tensor, "B K"] | None
+
+
+@runtime_checkable
+class BlockKernel(Protocol):
+    """Runs draft passes for one network over one pool."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why it declines every request for now; None while it does not."""
+        ...
+
+    def run(self, request: BlockRequest) -> BlockPass | None:
+        """The pass, with its tokens where every row takes the argmax; None: do it without me.
+
+        What a row gets does not depend on the other rows.
+        """
+        ...
