@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 CONFIG ?= configs/demo.yaml
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 STAMP  := $(VENV)/.installed
+TESTS  := $(VENV)/.installed-for-tests
 ARGS   ?=
 
 .DEFAULT_GOAL := help
@@ -26,12 +27,17 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable ".[demo,quantized,dev]"
 	@touch $(STAMP)
 
+# Only tests need triton on a machine without a GPU, and it takes a gigabyte.
+$(TESTS): $(STAMP)
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[triton]"
+	@touch $(TESTS)
+
 setup: $(STAMP) ## make .venv and install the project into it
 
 serve: $(STAMP) ## fetch the demo model (once) and serve it on 127.0.0.1:8000
 	$(BIN)/dspark serve --config $(CONFIG) $(ARGS)
 
-test: $(STAMP) ## the tests, under ten minutes on two cores
+test: $(TESTS) ## the tests, under ten minutes on two cores
 	$(BIN)/pytest -m "not gpu and not slow"
 
 check: $(STAMP) ## format, lint, types, import contracts
@@ -44,7 +50,7 @@ fix: $(STAMP) ## apply what format and lint can apply
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-verify: $(STAMP) ## the long proofs: identity with transformers, distribution, leaks, traces
+verify: $(TESTS) ## the long proofs: identity with transformers, distribution, leaks, traces
 	$(BIN)/pytest -m "slow and not gpu" -o addopts="--strict-markers --strict-config -v" \
 	    -o log_cli=true -o log_cli_level=INFO
 

@@ -1,8 +1,14 @@
 """Every test: shapes are checked at run time, one thread, one seed."""
 
+import os
+
 import pytest
 import torch
 from jaxtyping import install_import_hook
+
+# Triton reads it when it is first imported: without a device its kernels are interpreted.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 pytest_plugins = ["tests.fixtures_demo"]
 
