@@ -54,16 +54,62 @@ def check_request(request: Request, limits: Limits) -> None:
             param="max_new_tokens",
         )
     _check_sampling(request)
+    _check_ids(request, limits)
+    _check_bias(request)
 
 
 def _check_sampling(request: Request) -> None:
-    params = request.params
+    p = request.params
     rules = (
-        ("temperature", params.temperature, params.temperature >= 0, "0 or more"),
-        ("top_k", params.top_k, params.top_k == -1 or params.top_k >= 1, "-1 (off) or 1 and more"),
-        ("top_p", params.top_p, 0 < params.top_p <= 1, "above 0 and at most 1"),
-        ("min_p", params.min_p, 0 <= params.min_p <= 1, "0 to 1"),
+        ("temperature", p.temperature, p.temperature >= 0, "0 or more"),
+        ("top_k", p.top_k, p.top_k == -1 or p.top_k >= 1, "-1 (off) or 1 and more"),
+        ("top_p", p.top_p, 0 < p.top_p <= 1, "above 0 and at most 1"),
+        ("min_p", p.min_p, 0 <= p.min_p <= 1, "0 to 1"),
+        (
+            "min_new_tokens",
+            p.min_new_tokens,
+            0 <= p.min_new_tokens <= p.max_new_tokens,
+            f"0 to max_new_tokens, which is {p.max_new_tokens}",
+        ),
+        (
+            "repetition_penalty",
+            p.repetition_penalty,
+            0.01 <= p.repetition_penalty <= 100,
+            "0.01 to 100",
+        ),
+        ("presence_penalty", p.presence_penalty, -2 <= p.presence_penalty <= 2, "-2 to 2"),
+        ("frequency_penalty", p.frequency_penalty, -2 <= p.frequency_penalty <= 2, "-2 to 2"),
     )
     for name, found, is_fine, accepted in rules:
         if not is_fine:
             raise RequestRejected(f"{name} is {found}; accepted is {accepted}", param=name)
+
+
+def _check_ids(request: Request, limits: Limits) -> None:
+    params = request.params
+    named = (
+        ("stop_token_ids", sorted(params.stop_token_ids)),
+        ("logit_bias", [token_id for token_id, _ in params.logit_bias]),
+    )
+    for name, token_ids in named:
+        wrong = next((t for t in token_ids if not 0 <= t < limits.vocab_size), None)
+        if wrong is not None:
+            raise RequestRejected(
+                f"{name} has token id {wrong}; accepted are 0 to {limits.vocab_size - 1}",
+                param=name,
+            )
+
+
+def _check_bias(request: Request) -> None:
+    bias = request.params.logit_bias
+    if len(dict(bias)) < len(bias):
+        raise RequestRejected(
+            f"logit_bias has {len(bias)} entries for {len(dict(bias))} token ids; accepted is "
+            "one for each",
+            param="logit_bias",
+        )
+    value = next((v for _, v in bias if not -100 <= v <= 100), None)
+    if value is not None:
+        raise RequestRejected(
+            f"logit_bias has the value {value}; accepted are -100 to 100", param="logit_bias"
+        )

@@ -1,9 +1,12 @@
 """The engine's face: what goes in, what comes out. Importing it loads no torch."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 ContextKVMode = Literal["auto", "on", "off"]
 
@@ -27,11 +30,34 @@ class StopScanner(Protocol):
         ...
 
 
+class RowMask(Protocol):
+    """Says which tokens may come next, on behalf of a grammar or any other rule over ids.
+
+    Made for one request (and one choice), used by one sequence, always in the engine's thread.
+    It stands after everything that has been committed, and is asked ahead along a draft.
+    """
+
+    def fill(self, draft_ids: Sequence[int], words: npt.NDArray[np.uint32]) -> None:
+        """Allow tokens: bit t % 32 of words[k, t // 32] says that token t may follow.
+
+        words has a row for each k of 0..len(draft_ids): what may follow the committed tokens and
+        draft_ids[:k]. All bits are 0 at first. Row 0 must allow a token. Rows behind a draft
+        token that is not allowed itself are never read, and may be left as they are. Nothing is
+        remembered of a draft: what became of it comes with `commit`.
+        """
+        ...
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Go on behind these tokens, which stand now, cut at a stop."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is drawn. The defaults are plain greedy decoding.
 
-    Filters apply in transformers' order: temperature, top_k, top_p, min_p.
+    Everything applies in transformers' order: logit_bias, repetition_penalty, the two OpenAI
+    penalties, min_new_tokens, a row mask; then temperature, top_k, top_p, min_p.
     """
 
     max_new_tokens: int = 128
@@ -42,16 +68,27 @@ class SamplingParams:
     seed: int | None = None  # None: a fresh one, drawn at admission
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    min_new_tokens: int = 0  # until then nothing that is a stop by its id can be said
+    repetition_penalty: float = 1.0  # 0.01 to 100, over prompt and output; 1 is off
+    presence_penalty: float = 0.0  # -2 to 2, off every token of the output once
+    frequency_penalty: float = 0.0  # -2 to 2, off every token of the output as often as it is there
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added); ids are distinct
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a caller asks; never changes."""
+    """What a caller asks; never changes.
+
+    Choices of one prompt are requests that differ in `choice`: with the same seed they draw
+    independent numbers.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     params: SamplingParams = SamplingParams()
     stop_scanner: StopScanner | None = None
+    row_mask: RowMask | None = None
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +212,10 @@ class EngineClient(Protocol):
 
     def is_healthy(self) -> bool:
         """False once the step loop has stopped."""
+        ...
+
+    async def is_queued(self, request_id: str) -> bool:
+        """Whether a request waits and has never run; False for one that is not known."""
         ...
 
     async def abort(self, request_id: str | None) -> int:

@@ -40,7 +40,7 @@ def plan_draws(
             [
                 round_uniforms(
                     sampling[i].seq.seed,
-                    choice=0,
+                    choice=sampling[i].seq.request.choice,
                     anchor_position=sampling[i].seq.anchor_position,
                     num_positions=block_size + 1,
                 )

@@ -14,7 +14,7 @@ from engine.api import Finish, FinishReason, Request, TokenEvent
 from engine.errors import EngineBusy, RequestRejected
 from engine.plan import RoundResult, SequenceStep, StepPlan
 from engine.sequence import SequenceState
-from engine.stopping import stop_after
+from engine.stopping import stop_after, stop_ids
 from kv_pool import OutOfPages, PagePool, PageTable
 
 
@@ -108,6 +108,7 @@ class Scheduler:
                 arrived_at=self._clock(),
                 table=PageTable(self._pages.page_size),
                 token_ids=list(request.prompt_ids),
+                stop_ids=stop_ids(request.params, self._eos_ids),
             )
         )
         self._arrivals += 1
@@ -121,6 +122,13 @@ class Scheduler:
                     self._pages.release(seq.table.trim(0))
                     return seq.finish(FinishReason.ABORT, None, self._clock())
         return None
+
+    def is_queued(self, request_id: str) -> bool:
+        """Whether a request waits and has never run (a preempted one has)."""
+        return any(
+            seq.request.request_id == request_id and seq.admitted_at is None
+            for seq in self._waiting
+        )
 
     def request_ids(self) -> list[str]:
         return [seq.request.request_id for seq in self._all()]
@@ -282,9 +290,11 @@ class Scheduler:
         for token_id in new_ids:
             seq.token_ids.append(token_id)
             kept += 1
-            stop = stop_after(seq, token_id, self._eos_ids)
+            stop = stop_after(seq, token_id)
             if stop is not None:
                 break
+        if seq.request.row_mask is not None:
+            seq.request.row_mask.commit(new_ids[:kept])
         now = self._clock()
         if seq.first_token_at is None:
             seq.first_token_at = now

@@ -25,6 +25,7 @@ class SequenceState:
     arrived_at: float  # seconds, monotonic
     table: PageTable
     token_ids: list[int]
+    stop_ids: frozenset[int] = frozenset()  # tokens that end it, end-of-sequence ids included
     kv_len: int = 0
     num_published: int = 0  # pages that the prefix cache knows
     num_cached_tokens: int = 0  # prompt tokens that the prefix cache spared at admission

@@ -10,6 +10,7 @@ from draft import DraftBlock
 from engine.batch import ScheduleBatch
 from engine.draws import Draws
 from engine.plan import RoundResult, SequenceStep
+from engine.processing import Processing
 from engine.rng import Purpose
 from engine.sampling import target_probs
 from engine.verify import Verdict, verify_greedy, verify_sampled
@@ -21,15 +22,21 @@ def verify_step(
     block: DraftBlock | None,
     logits: Float[Tensor, "R V"],
     draws: Draws | None,
+    processing: Processing,
 ) -> list[RoundResult]:
-    """Decide every sampling share. The one place of a step where the host waits for the device."""
+    """Decide every sampling share. The one place of a step where the host waits for the device.
+
+    Both rules judge by the processed logits, so p is what the request asked for; q is what the
+    draft was drawn from, which knows nothing of the options but the temperature.
+    """
     if not sampling:
         return []
+    scores = processing.scores(logits, batch.draft_ids)
     verdict = verify_greedy(
-        batch.draft_ids, logits.argmax(dim=-1)[batch.verify_rows], batch.num_drafts
+        batch.draft_ids, scores.argmax(dim=-1)[batch.verify_rows], batch.num_drafts
     )
     if draws is not None:
-        drawn = _verify_drawn(batch, block, logits, draws)
+        drawn = _verify_drawn(batch, block, scores, draws)
         verdict.num_accepted[draws.rows] = drawn.num_accepted
         verdict.bonus_ids[draws.rows] = drawn.bonus_ids
     told = torch.cat(
@@ -42,9 +49,9 @@ def verify_step(
 
 
 def _verify_drawn(
-    batch: ScheduleBatch, block: DraftBlock | None, logits: Float[Tensor, "R V"], draws: Draws
+    batch: ScheduleBatch, block: DraftBlock | None, scores: Float[Tensor, "R V"], draws: Draws
 ) -> Verdict:
-    p = target_probs(logits[batch.verify_rows[draws.rows]], draws.params)
+    p = target_probs(scores[batch.verify_rows[draws.rows]], draws.params)
     width = batch.draft_ids.shape[1]
     return verify_sampled(
         batch.draft_ids[draws.rows],

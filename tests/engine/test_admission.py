@@ -26,10 +26,19 @@ LIMITS = Limits(max_len=100, vocab_size=50)
         (3, {"top_p": 0.0}, "top_p", "is 0.0; accepted is above 0"),
         (3, {"top_p": 1.5}, "top_p", "is 1.5"),
         (3, {"min_p": 2.0}, "min_p", "is 2.0; accepted is 0 to 1"),
+        (3, {"min_new_tokens": 9}, "min_new_tokens", "is 9; accepted is 0 to .* which is 8"),
+        (3, {"min_new_tokens": -1}, "min_new_tokens", "is -1; accepted is 0 to"),
+        (3, {"repetition_penalty": 0.0}, "repetition_penalty", "is 0.0; accepted is 0.01 to 100"),
+        (3, {"presence_penalty": 2.5}, "presence_penalty", "is 2.5; accepted is -2 to 2"),
+        (3, {"frequency_penalty": float("nan")}, "frequency_penalty", "is nan; accepted is -2"),
+        (3, {"stop_token_ids": frozenset({50})}, "stop_token_ids", "id 50; accepted are 0 to 49"),
+        (3, {"logit_bias": ((-1, 1.0),)}, "logit_bias", "id -1; accepted are 0 to 49"),
+        (3, {"logit_bias": ((1, 101.0),)}, "logit_bias", "value 101.0; accepted are -100 to 100"),
+        (3, {"logit_bias": ((1, 1.0), (1, 2.0))}, "logit_bias", "2 entries for 1 token ids"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(
-    prompt_len: int, params: dict[str, float], param: str, message: str
+    prompt_len: int, params: dict[str, object], param: str, message: str
 ) -> None:
     asked = SamplingParams(**{"max_new_tokens": 8, **params})  # type: ignore[arg-type]
     with pytest.raises(RequestRejected, match=message) as refused:

@@ -1,0 +1,47 @@
+"""Which packed row of logits belongs to which sequence, and to which place along its draft."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from engine.api import Request
+from engine.plan import SequenceStep
+from engine.upload import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One sampling share's rows: row first + k decides the token behind draft token k - 1."""
+
+    share: SequenceStep
+    index: int  # of the share among the sampling ones
+    first: int  # its first packed row
+
+    @property
+    def num_rows(self) -> int:
+        return self.share.num_drafts + 1
+
+    @property
+    def rows(self) -> IntArray:
+        return np.arange(self.first, self.first + self.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """The windows of a step, one behind the other in the packed logits."""
+
+    windows: tuple[Window, ...]
+
+    @classmethod
+    def of(cls, sampling: Sequence[SequenceStep]) -> Self:
+        windows, first = [], 0
+        for index, share in enumerate(sampling):
+            windows.append(Window(share, index, first))
+            first += share.num_drafts + 1
+        return cls(tuple(windows))
+
+    def where(self, asks: Callable[[Request], object]) -> list[Window]:
+        """The windows of the requests that ask for something."""
+        return [window for window in self.windows if asks(window.share.seq.request)]
