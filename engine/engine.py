@@ -54,6 +54,9 @@ class Engine:
             self._metrics.finished[finish.reason.value] += 1
         return finish
 
+    def is_queued(self, request_id: str) -> bool:
+        return self._scheduler.is_queued(request_id)
+
     def request_ids(self) -> list[str]:
         return self._scheduler.request_ids()
 

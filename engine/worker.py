@@ -101,6 +101,9 @@ class EngineWorker:
             if not is_over:
                 self._inbox.put(partial(self._forget, request.request_id, stream))
 
+    async def is_queued(self, request_id: str) -> bool:
+        return await self._post(partial(self._engine.is_queued, request_id))
+
     async def abort(self, request_id: str | None) -> int:
         return await self._post(partial(self._abort, request_id))
 

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from uuid import uuid4
 
 from engine import EngineClient, Finish, FinishReason, Request, TokenEvent
 from server.asking import Ask
+from server.deadlines import TimeLimits, in_time
 from server.metrics import ServerMetrics
 from server.stops import AnswerText, StopStrings, StopTable
 from server.text import IncrementalDecoder, TextCodec
@@ -45,10 +47,18 @@ class Silence:
 class Answers:
     """Asks the engine and follows its answers. Whoever stops listening cancels."""
 
-    def __init__(self, *, engine: EngineClient, text: TextCodec, metrics: ServerMetrics) -> None:
+    def __init__(
+        self,
+        *,
+        engine: EngineClient,
+        text: TextCodec,
+        metrics: ServerMetrics,
+        limits: TimeLimits,
+    ) -> None:
         self._engine = engine
         self._text = text
         self._metrics = metrics
+        self._limits = limits
         self._running: dict[str, tuple[str, ...]] = {}  # engine's request id -> names
 
     async def abort(self, name: str) -> int:
@@ -120,7 +130,8 @@ class Answers:
         clock = self._metrics.clock()
         with self._named(request.request_id, ask.names):
             async with aclosing(self._engine.generate(request)) as events:
-                async for event in events:
+                is_queued = partial(self._engine.is_queued, request.request_id)
+                async for event in in_time(events, self._limits, is_queued=is_queued):
                     yield _delta(event, answer, clock.saw(event))
 
     def _decoder(self, ask: Ask) -> IncrementalDecoder:

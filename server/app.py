@@ -28,7 +28,7 @@ def create_app(*, engine: EngineClient, text: TextCodec, options: ServerOptions)
     )
     app.state.is_draining = False
     metrics = ServerMetrics()
-    answers = Answers(engine=engine, text=text, metrics=metrics)
+    answers = Answers(engine=engine, text=text, metrics=metrics, limits=options.limits)
     asker = Asker(text=text, info=engine.info, options=options)
     max_len = engine.info.served_max_len
     app.include_router(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from server.deadlines import TimeLimits
 from server.keys import Keys
 
 # What a missing sampling field means where the model says nothing: plain sampling, as the
@@ -30,6 +31,7 @@ class ServerOptions:
     cors_origins: tuple[str, ...] = ()  # whose pages may call from a browser; "*" is every one
     max_body_bytes: int = 8 * 2**20
     keepalive_s: float = 15.0  # silence on a stream after which a comment is sent
+    limits: TimeLimits = field(default_factory=TimeLimits)
     stall_s: float = 60.0  # no progress for so long, with requests at hand: not ready
 
     def __post_init__(self) -> None:

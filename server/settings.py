@@ -12,6 +12,7 @@ from server.settings_base import (
     AutoOrThreads,
     FileName,
     FolderOrHubId,
+    Seconds,
     Section,
     SettingsError,
     Text,
@@ -128,6 +129,16 @@ class SchedulerSection(Section):
     )
     max_queued_requests: Annotated[int, Field(ge=0)] = Field(
         256, description="Requests that may wait; one more is answered with 429."
+    )
+    queue_timeout_s: Seconds | None = Field(
+        None,
+        description="Seconds that a request may wait before it begins; then it is answered with "
+        "504. Null is no limit.",
+    )
+    request_timeout_s: Seconds | None = Field(
+        None,
+        description="Seconds that a request may take from its arrival to its end, waiting "
+        "included; then it is cancelled with 504. Null is no limit.",
     )
     prefill_chunk_tokens: Annotated[int, Field(ge=1)] = Field(
         512, description="Most prompt tokens that go through the target in one step."

@@ -23,6 +23,7 @@ from server.commands.starting import (
     running_engine,
     settle,
 )
+from server.deadlines import TimeLimits
 from server.engine_config import count_or_none
 from server.flags import add_settings_flags
 from server.keys import Keys
@@ -88,6 +89,7 @@ def server_options(settings: Settings, config: EngineConfig, *, keys: Keys) -> S
         cors_origins=server.cors_origins,
         max_body_bytes=server.max_body_bytes,
         keepalive_s=server.keepalive_s,
+        limits=TimeLimits(settings.scheduler.queue_timeout_s, settings.scheduler.request_timeout_s),
         stall_s=settings.observability.stall_seconds,
     )
 

@@ -246,3 +246,15 @@ def test_whatever_arrives_and_leaves_everyone_ends_once_and_no_page_leaks(
         expected = [100 + first + i for i in range(asked.params.max_new_tokens)]
         assert harness.output(asked.request_id) == expected
         harness.finish_of(asked.request_id)  # exactly one
+
+
+def test_a_request_is_queued_until_it_first_runs() -> None:
+    harness = Harness(max_running=1)
+    for name in ("a", "b"):
+        harness.scheduler.add(request(name))
+    assert harness.scheduler.is_queued("a")
+    harness.step()
+    queued = [harness.scheduler.is_queued(name) for name in ("a", "b", "unknown")]
+    assert queued == [False, True, False]
+    harness.scheduler.abort("b")
+    assert not harness.scheduler.is_queued("b")

@@ -48,17 +48,20 @@ class FakeEngine:
         refusal: EngineError | None = None,
         refuses: Callable[[Request], bool] = lambda request: True,
         steps_before_pause: int | None = None,
+        leaves_queued: bool = False,
     ) -> None:
         self._says = says
         self._tokens_per_step = tokens_per_step
         self._refusal = refusal
         self._refuses = refuses
         self._steps_before_pause = steps_before_pause
+        self._leaves_queued = leaves_queued  # is_queued says yes of a request that runs
         self._aborted: set[str] = set()
         self._death: EngineError | Exception | None = None
         self.info = EngineInfo(max_len, NUM_IDS, 4, (EOS,), {"device": "none"})
         self.requests: list[Request] = []
         self.running: set[str] = set()
+        self.queued: set[str] = set()
         self.num_cancelled = 0
         self.mode: ContextKVMode = "auto"
         self.state = EngineSnapshot(num_pages=8)
@@ -74,6 +77,8 @@ class FakeEngine:
         if self._refusal is not None and self._refuses(request):
             raise self._refusal
         self.running.add(request.request_id)
+        if self._leaves_queued:
+            self.queued.add(request.request_id)
         has_ended = False
         try:
             for num_step, (token_ids, end, said) in enumerate(self._steps(request)):
@@ -91,6 +96,7 @@ class FakeEngine:
                     return
         finally:
             self.running.discard(request.request_id)
+            self.queued.discard(request.request_id)
             self.num_cancelled += not has_ended and self._death is None
 
     def _is_over(self, request: Request) -> bool:
@@ -138,6 +144,9 @@ class FakeEngine:
             prefill_seconds=0.002,
             decode_seconds=0.003,
         )
+
+    async def is_queued(self, request_id: str) -> bool:
+        return request_id in self.queued
 
     async def abort(self, request_id: str | None) -> int:
         found = {i for i in self.running if request_id in (None, i)}
