@@ -218,10 +218,6 @@ class EngineClient(Protocol):
         """Whether a request waits and has never run; False for one that is not known."""
         ...
 
-    async def is_queued(self, request_id: str) -> bool:
-        """Whether a request waits and has never run; False for one that is not known."""
-        ...
-
     async def abort(self, request_id: str | None) -> int:
         """End one request (all of them for None) with reason ABORT; how many were found."""
         ...

@@ -130,13 +130,6 @@ class Scheduler:
             for seq in self._waiting
         )
 
-    def is_queued(self, request_id: str) -> bool:
-        """Whether a request waits and has never run (a preempted one has)."""
-        return any(
-            seq.request.request_id == request_id and seq.admitted_at is None
-            for seq in self._waiting
-        )
-
     def request_ids(self) -> list[str]:
         return [seq.request.request_id for seq in self._all()]
 
