@@ -42,6 +42,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
 
 
+def find_command(words: Sequence[str]) -> Command:
+    """The command that a line begins with: `bench serve` before `bench`. Raises SettingsError."""
+    for count in (2, 1):
+        name = " ".join(words[:count])
+        found = next((command for command in COMMANDS if command.name == name), None)
+        if found is not None:
+            return found
+    names = [command.name for command in COMMANDS]
+    near = did_you_mean(words[0], names, otherwise=", ".join(names))
+    raise SettingsError(f"unknown command {words[0]}{near}")
+
+
 def command_parser(command: Command) -> Parser:
     """The parser of one command, with its help."""
     module = command.load()
@@ -75,13 +87,10 @@ def _run(words: list[str]) -> int:
     if words[0] == "--version":
         print(installed_version("dspark-server") or "unknown (dspark-server is not installed)")
         return 0
-    command = next((command for command in COMMANDS if command.name == words[0]), None)
-    if command is None:
-        names = [command.name for command in COMMANDS]
-        near = did_you_mean(words[0], names, otherwise=", ".join(names))
-        raise SettingsError(f"unknown command {words[0]}{near}")
+    command = find_command(words)
+    rest = words[len(command.name.split()) :]
     try:
-        args: argparse.Namespace = command_parser(command).parse_strictly(words[1:])
+        args: argparse.Namespace = command_parser(command).parse_strictly(rest)
     except SystemExit as done:  # argparse has printed the help
         return int(done.code or 0)
     return command.load().run(args)

@@ -28,13 +28,15 @@ class Command:
     summary: str
 
     def load(self) -> CommandModule:
-        return cast(CommandModule, importlib.import_module(f"server.commands.{self.name}"))
+        file = self.name.replace(" ", "_")
+        return cast(CommandModule, importlib.import_module(f"server.commands.{file}"))
 
 
 COMMANDS: tuple[Command, ...] = (
     Command("serve", "serve a model over HTTP"),
     Command("generate", "answer one prompt on this terminal"),
     Command("bench", "measure speed, or compare speculation or the context write"),
+    Command("bench serve", "measure running servers over HTTP, ours beside others"),
     Command("verify", "prove that greedy answers are the target's own, with transformers"),
     Command("train", "make a draft for a target"),
     Command("eval", "measure what a draft is worth: accept length per prompt set"),

@@ -1,4 +1,4 @@
-"""What `bench` and `verify` share: prompts in, a table and one JSON line out."""
+"""What the commands that measure share: prompts in, a table and one JSON line out."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tqdm import tqdm
 
@@ -29,6 +29,10 @@ _DEFAULT_PROMPTS = 12
 _DEFAULT_MAX_TOKENS = 96
 _ARGUMENTS = (
     "compare",
+    "backend",
+    "request_rate",
+    "vary_prompts",
+    "ignore_eos",
     "prompts",
     "num_prompts",
     "max_tokens",
@@ -38,6 +42,23 @@ _ARGUMENTS = (
     "temperatures",
     "seed",
 )
+
+
+class Outcome(Protocol):
+    """What a measurement came to."""
+
+    @property
+    def holds(self) -> bool:
+        """False when something that was promised is not so."""
+        ...
+
+    def lines(self) -> list[str]:
+        """The table for people."""
+        ...
+
+    def values(self) -> Mapping[str, object]:
+        """Every number, JSON-ready."""
+        ...
 
 
 def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
@@ -178,20 +199,42 @@ def publish(
     args: argparse.Namespace,
     settings: Settings,
 ) -> int:
-    """Print the table, then one JSON line, last; the exit code: 1 if a promise does not hold."""
-    outcome = measurement.outcome
+    """`print_result` of a measurement with this configuration."""
+    return print_result(
+        measurement.outcome,
+        title=title,
+        notes=[*notes, *measurement.notes],
+        args=args,
+        values={
+            **measurement.circumstances,
+            "arguments": own_arguments(args),
+            "config_file": None if args.config is None else str(args.config),
+            "config": public_values(settings),
+        },
+    )
+
+
+def print_result(
+    outcome: Outcome,
+    *,
+    title: str,
+    notes: Sequence[str],
+    args: argparse.Namespace,
+    values: Mapping[str, object],
+) -> int:
+    """Print the table, then one JSON line, last; the exit code: 1 if a promise does not hold.
+
+    values are the circumstances, which stand in the JSON beside the outcome's own.
+    """
     print("\n".join([title, "", *outcome.lines()]))
-    for note in (*notes, *measurement.notes):
+    for note in notes:
         print(f"note: {note}")
     result = {
         "command": args.command,
-        **measurement.circumstances,
+        **values,
         "holds": outcome.holds,
         **outcome.values(),
-        "arguments": own_arguments(args),
-        "config_file": None if args.config is None else str(args.config),
-        "config": public_values(settings),
-        "notes": [*notes, *measurement.notes],
+        "notes": list(notes),
     }
     line = json.dumps(_shortened(result), ensure_ascii=False, allow_nan=False)
     if args.output is not None:
@@ -221,7 +264,7 @@ def _shortened(value: object) -> object:
         return float(f"{value:.7g}")
     if isinstance(value, Mapping):
         return {name: _shortened(item) for name, item in value.items()}
-    return [_shortened(item) for item in value] if isinstance(value, list) else value
+    return [_shortened(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _token_ids(text: TextCodec, prompt: Prompt) -> list[int]:

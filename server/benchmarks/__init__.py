@@ -1,0 +1,12 @@
+"""Measures servers from outside, as their clients see them: `dspark bench serve`.
+
+    backends   the routes that can be asked: bodies out, events in
+    calling    one streamed request, and what became of it
+    load       many of them: a closed loop of clients, or Poisson arrivals
+    server     one server: how it is asked, and what is asked of it before a trial
+    turns      servers in turn, trial by trial
+    figures    the figures of one trial
+    report     the table and the values of all trials
+
+Nothing here loads torch, so that the client takes little from the machine that it measures.
+"""
