@@ -7,7 +7,7 @@ from draft.block import BlockRequest, BlockSampling, DraftBlock
 from draft.config import DSparkConfig, LayerConfig, TargetFacts
 from draft.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
 from draft.errors import DraftLoadError
-from draft.kernels import BlockKernel, BlockPass
+from draft.kernels import BlockKernel, BlockPass, ContextKernel
 from draft.linear import LinearFunction, replace_linears
 from draft.loading import load_network
 from draft.network import DSparkNetwork
@@ -23,6 +23,7 @@ __all__ = [
     "ContextKVMode",
     "ContextKVPath",
     "ContextKVWriter",
+    "ContextKernel",
     "DSparkConfig",
     "DSparkNetwork",
     "DSparkProposer",

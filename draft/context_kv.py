@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from draft.kernels import ContextKernel
 from draft.linear import LinearFunction
 from draft.network import DSparkNetwork
 from draft.stacked_kv import StackedKV, why_not_stacked
@@ -35,12 +36,14 @@ class ContextKVWriter:
         pool: KVPool,
         mode: ContextKVMode,
         linear: LinearFunction = F.linear,
+        kernel: ContextKernel | None = None,
     ) -> None:
-        """`linear` computes the stacked product.
+        """`kernel` writes in the stacked form what it can; of the rest `linear` is the product.
 
         Raises ValueError with the reason when mode is `on` and the stacked form cannot hold.
         """
         self._linear = linear
+        self._kernel = kernel
         self._network = network
         self._pool = pool
         self._stacked: StackedKV | None = None
@@ -113,11 +116,19 @@ class ContextKVWriter:
     ) -> None:
         """source: which projected row goes to each slot; None when row i goes to slots[i]."""
         self._refresh()
-        context = self._network.project_taps(aux_hidden)
-        if self._stacked is None or self._reason is not None:
+        network, stacked = self._network, self._stacked if self._reason is None else None
+        if (
+            stacked is not None
+            and source is None
+            and self._kernel is not None
+            and self._kernel.write(network, stacked, self._pool, aux_hidden, positions, slots)
+        ):
+            return
+        context = network.project_taps(aux_hidden)
+        if stacked is None:
             self._write_layers(context, positions, slots, source)
             return
-        keys, values = self._stacked.project(context, positions, linear=self._linear)
+        keys, values = stacked.project(context, positions, linear=self._linear)
         if source is not None:
             keys, values = keys.index_select(1, source), values.index_select(1, source)
         self._pool.write_draft(slots, keys, values)

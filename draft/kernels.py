@@ -1,4 +1,4 @@
-"""The seam for kernels: what may stand for PyTorch's operators in a draft pass.
+"""The seam for kernels: what may stand for PyTorch's operators in a draft round.
 
 Whoever wires the draft brings them; PyTorch is the reference, and does what they decline.
 """
@@ -10,6 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from draft.block import BlockRequest
+from draft.network import DSparkNetwork
+from draft.stacked_kv import StackedKV
+from kv_pool import KVPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,4 +42,23 @@ class BlockKernel(Protocol):
 
         What a row gets does not depend on the other rows.
         """
+        ...
+
+
+@runtime_checkable
+class ContextKernel(Protocol):
+    """Writes context keys and values in the stacked form."""
+
+    name: str
+
+    def write(
+        self,
+        network: DSparkNetwork,
+        stacked: StackedKV,
+        pool: KVPool,
+        aux_hidden: Float[Tensor, "N A"],
+        positions: Int[Tensor, "N"],
+        slots: Int[Tensor, "N"],
+    ) -> bool:
+        """What ContextKVWriter.write does with `stacked`; False: nothing done, do it without me."""
         ...

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from draft.block import BlockRequest, DraftBlock
 from draft.chain import draft_chain
 from draft.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
-from draft.kernels import BlockKernel, BlockPass
+from draft.kernels import BlockKernel, BlockPass, ContextKernel
 from draft.linear import LinearFunction
 from draft.network import DSparkNetwork
 from kv_pool import AttentionBackend, AttentionPlan, KVPool
@@ -82,10 +82,11 @@ class DSparkProposer:
         attention: AttentionBackend,
         context_kv: ContextKVMode = "auto",
         linear: LinearFunction = F.linear,
-        kernel: BlockKernel | None = None,
+        block_kernel: BlockKernel | None = None,
+        context_kernel: ContextKernel | None = None,
     ) -> None:
         """`linear` computes the stacked context product; the network's layers have their own.
-        `kernel`, made for this network and pool, runs what it can of the draft passes.
+        The kernels, the first made for this network and pool, do what they can of a round.
 
         Raises ValueError with the reason when context_kv is `on` and cannot hold."""
         assert pool.num_draft_layers == network.config.num_layers, (
@@ -97,8 +98,10 @@ class DSparkProposer:
         self._network = network
         self._pool = pool
         self._attention = attention
-        self._kernel = kernel
-        self._writer = ContextKVWriter(network=network, pool=pool, mode=context_kv, linear=linear)
+        self._kernel = block_kernel
+        self._writer = ContextKVWriter(
+            network=network, pool=pool, mode=context_kv, linear=linear, kernel=context_kernel
+        )
         self._steps = torch.arange(self.num_slots, device=pool.draft_keys.device)
 
     @property
@@ -117,12 +120,13 @@ class DSparkProposer:
         """Run every block at its full width, then pick its tokens left to right."""
         done = self._kernel.run(request) if self._kernel is not None else None
         if done is None:
-            done = self._run_block(request)
+            done = self.run_block(request)
         if done.draft_ids is not None:
             return DraftBlock(done.draft_ids, None, done.confidence_logits)
         return self._pick(request, done)
 
-    def _run_block(self, request: BlockRequest) -> BlockPass:
+    def run_block(self, request: BlockRequest) -> BlockPass:
+        """The pass by PyTorch, up to the chain: what a kernel is held against."""
         network, anchor_ids = self._network, request.anchor_ids
         hidden = network.hidden(
             network.block_ids(anchor_ids),
