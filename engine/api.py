@@ -182,6 +182,7 @@ class EngineSnapshot:
     num_pages: int = 0
     num_used_pages: int = 0
     num_cached_pages: int = 0
+    has_collapsed: bool = False  # acceptance over the last rounds does not pay for the draft
     seconds_since_progress: float = 0.0
 
 
@@ -230,6 +231,20 @@ class EngineClient(Protocol):
         ...
 
     async def context_kv_status(self) -> ContextKVStatus: ...
+
+    async def start_profile(self, folder: str) -> None:
+        """Record what the engine does from the next step on, until stop_profile.
+
+        Raises RequestRejected while a recording runs, or for a folder that cannot be written.
+        """
+        ...
+
+    async def stop_profile(self) -> str:
+        """Write the recording; its file. Holds up the steps while it writes.
+
+        Raises RequestRejected when none runs, or when the file cannot be written.
+        """
+        ...
 
     async def flush_cache(self) -> int:
         """Forget every cached page that no sequence holds; how many pages that freed."""

@@ -17,7 +17,6 @@ from engine.describe import describe, log_start
 from engine.draft_loading import LoadedDraft, load_draft
 from engine.draft_trials import explain_collapse
 from engine.engine import Engine
-from engine.errors import LoadError
 from engine.interval_log import IntervalLog
 from engine.memory import MemoryPlan
 from engine.metrics import StepMetrics
@@ -34,6 +33,7 @@ from engine.resolve import (
 )
 from engine.scheduler import Scheduler
 from engine.self_check import ShapeProbe, ask_alone, probe_shapes
+from engine.target import TargetModel
 from engine.target_building import choose_path, make_target
 from engine.target_loading import LoadedTarget, load_target
 from engine.worker import EngineWorker
@@ -52,6 +52,8 @@ class Built:
     proposer: Proposer
     memory: MemoryPlan
     linear: LinearFunction  # what stands for F.linear here
+    runner: TargetModel  # the engine's own target passes
+    pool: KVPool
 
 
 def build_engine(config: EngineConfig) -> EngineWorker:
@@ -69,10 +71,12 @@ def build_engine(config: EngineConfig) -> EngineWorker:
             return None
         return explain_collapse(built.target, built.draft, texts.texts(), device=device)
 
+    watch = AcceptanceWatch(diagnose=diagnose)
     return EngineWorker(
         built.engine,
         num_threads=num_threads,
-        observers=(IntervalLog(), AcceptanceWatch(diagnose=diagnose)),
+        observers=(IntervalLog(), watch),
+        has_collapsed=lambda: watch.has_collapsed,
     )
 
 
@@ -147,8 +151,9 @@ def wire_engine(
         prefill_chunk_tokens=config.prefill_chunk_tokens,
     )
     metrics = StepMetrics(block_size=block_size)
+    runner = make_target(target, pool, tap_layers=tap_layers, native=path.native, device=device)
     core = EngineCore(
-        target=make_target(target, pool, tap_layers=tap_layers, native=path.native, device=device),
+        target=runner,
         proposer=proposer,
         scheduler=scheduler,
         metrics=metrics,

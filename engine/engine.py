@@ -1,5 +1,7 @@
 """The engine as its thread sees it: the step loop and the handful of calls between steps."""
 
+from pathlib import Path
+
 from draft import Proposer
 from engine.api import (
     ContextKVMode,
@@ -13,6 +15,7 @@ from engine.api import (
 from engine.core import EngineCore
 from engine.errors import RequestRejected
 from engine.metrics import StepMetrics
+from engine.profiling import StepProfiler
 from engine.scheduler import Scheduler
 from kv_pool import PagePool
 
@@ -37,6 +40,7 @@ class Engine:
         self._pages = pages
         self._metrics = metrics
         self._mode: ContextKVMode = context_kv_mode
+        self._profiler = StepProfiler()
         self.info = info
 
     @property
@@ -62,6 +66,14 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         return self._core.step()
+
+    def start_profile(self, folder: str) -> None:
+        """Raises RequestRejected while a recording runs."""
+        self._profiler.start(Path(folder))
+
+    def stop_profile(self) -> str:
+        """Raises RequestRejected when none runs."""
+        return str(self._profiler.stop())
 
     def flush_cache(self) -> int:
         return self._pages.flush()

@@ -63,10 +63,15 @@ class EngineWorker:
         *,
         num_threads: int | None = None,
         observers: Sequence[Callable[[EngineSnapshot], None]] = (),
+        has_collapsed: Callable[[], bool] = lambda: False,
     ) -> None:
-        """num_threads is torch's, for the step loop; observers see a snapshot after every step."""
+        """num_threads is torch's, for the step loop; observers see a snapshot after every step.
+
+        has_collapsed is what snapshots say of acceptance; it is called in any thread.
+        """
         self._engine = engine
         self._observers = observers
+        self._has_collapsed = has_collapsed
         self._num_threads = num_threads
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}  # touched by the engine's thread alone
@@ -113,13 +118,21 @@ class EngineWorker:
     async def context_kv_status(self) -> ContextKVStatus:
         return await self._post(self._engine.context_kv_status)
 
+    async def start_profile(self, folder: str) -> None:
+        await self._post(partial(self._engine.start_profile, folder))
+
+    async def stop_profile(self) -> str:
+        return await self._post(self._engine.stop_profile)
+
     async def flush_cache(self) -> int:
         return await self._post(self._engine.flush_cache)
 
     async def snapshot(self) -> EngineSnapshot:
         """The state after the latest step; never waits for one, so it works when one hangs."""
         return dataclasses.replace(
-            self._snapshot, seconds_since_progress=time.monotonic() - self._progress_at
+            self._snapshot,
+            has_collapsed=self._has_collapsed(),
+            seconds_since_progress=time.monotonic() - self._progress_at,
         )
 
     async def drain(self, timeout_s: float) -> bool:

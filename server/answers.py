@@ -1,6 +1,7 @@
 """From what the engine is asked to the text that a client sees, one or several prompts at once."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from engine import EngineClient, Finish, FinishReason, Request, TokenEvent
 from server.asking import Ask
 from server.deadlines import TimeLimits, in_time
 from server.metrics import ServerMetrics
+from server.records import RequestRecord
 from server.stops import AnswerText, StopStrings, StopTable
 from server.text import IncrementalDecoder, TextCodec
 
@@ -66,10 +68,10 @@ class Answers:
         ids = [engine_id for engine_id, names in self._running.items() if name in names]
         return sum([await self._engine.abort(engine_id) for engine_id in ids])
 
-    async def whole(self, asks: Sequence[Ask]) -> list[Answer]:
+    async def whole(self, asks: Sequence[Ask], *, record: RequestRecord) -> list[Answer]:
         """The answers in the order of the asks. Raises as EngineClient.generate does."""
         parts: list[list[Delta]] = [[] for _ in asks]
-        async with aclosing(self.deltas(asks, silence_s=None)) as deltas:
+        async with aclosing(self.deltas(asks, silence_s=None, record=record)) as deltas:
             async for item in deltas:
                 assert not isinstance(item, Silence), "silence was not asked for"
                 index, delta = item
@@ -77,14 +79,18 @@ class Answers:
         return [_join(part) for part in parts]
 
     async def deltas(
-        self, asks: Sequence[Ask], *, silence_s: float | None
+        self, asks: Sequence[Ask], *, silence_s: float | None, record: RequestRecord
     ) -> AsyncGenerator[tuple[int, Delta] | Silence, None]:
         """(index of the ask, what its answer gained), in the order in which it happens.
+
+        Each answer that ends is added to the record.
 
         When one fails, the others are cancelled and its error is raised.
         """
         inbox: asyncio.Queue[tuple[int, Delta] | Exception] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._follow(i, ask, inbox)) for i, ask in enumerate(asks)]
+        tasks = [
+            asyncio.create_task(self._follow(i, ask, inbox, record)) for i, ask in enumerate(asks)
+        ]
         num_open = len(tasks)
         try:
             while num_open:
@@ -104,11 +110,18 @@ class Answers:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(
-        self, index: int, ask: Ask, inbox: "asyncio.Queue[tuple[int, Delta] | Exception]"
+        self,
+        index: int,
+        ask: Ask,
+        inbox: "asyncio.Queue[tuple[int, Delta] | Exception]",
+        record: RequestRecord,
     ) -> None:
+        asked_at = time.time()
         try:
             async with aclosing(self._answer(ask)) as deltas:
                 async for delta in deltas:
+                    if delta.finish is not None:
+                        record.add(asked_at, delta.finish)
                     inbox.put_nowait((index, delta))
                     if delta.finish is not None:
                         return

@@ -1,28 +1,42 @@
 """The HTTP service over any engine: the real one, or a fake in a test."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 
 from engine import EngineClient
+from server.access_log import log_request
 from server.answers import Answers
 from server.asking import Asker
 from server.control import control_routes
 from server.errors import install_error_handlers
 from server.keys import ApiKeys
 from server.metrics import ServerMetrics
-from server.middleware import BodyLimit, Crashes, Outcomes, RequestIds
+from server.middleware import BodyLimit, Crashes, RequestIds
 from server.native import native_routes
 from server.openai import openai_routes
 from server.options import ServerOptions
+from server.records import Records, RequestRecord
 from server.text import TextCodec
 
 _OPEN_PATHS = frozenset({"/health"})
 _ANSWERING_PATHS = frozenset({"/generate", "/v1/completions", "/v1/chat/completions"})
 
 
-def create_app(*, engine: EngineClient, text: TextCodec, options: ServerOptions) -> FastAPI:
-    """Routes, error shapes and middleware. Starts nothing; the caller owns the engine's life."""
+def create_app(
+    *,
+    engine: EngineClient,
+    text: TextCodec,
+    options: ServerOptions,
+    listeners: Sequence[Callable[[RequestRecord], None]] = (),
+) -> FastAPI:
+    """Routes, error shapes and middleware. Starts nothing; the caller owns the engine's life.
+
+    listeners are shown the record of every request when it has ended.
+    """
     app = FastAPI(
         title="DSpark server", default_response_class=JSONResponse, redirect_slashes=False
     )
@@ -59,9 +73,19 @@ def create_app(*, engine: EngineClient, text: TextCodec, options: ServerOptions)
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(Outcomes, metrics=metrics, paths=_ANSWERING_PATHS)
+    listeners = [
+        partial(_count, metrics),
+        *([log_request] if options.log_requests else []),
+        *listeners,
+    ]
+    app.add_middleware(Records, listeners=listeners)
     app.add_middleware(RequestIds)
     return app
+
+
+def _count(metrics: ServerMetrics, record: RequestRecord) -> None:
+    if record.path in _ANSWERING_PATHS:
+        metrics.count_request(record.status)
 
 
 def begin_draining(app: FastAPI) -> None:

@@ -50,6 +50,7 @@ def control_routes(
             raise ApiError("the server is shutting down", status=503, code="draining")
         snapshot = await _or_none(engine.snapshot(), options.stall_s)
         _check_progress(snapshot, options.stall_s)
+        _check_acceptance(snapshot, options)
         return {"status": "ready"}
 
     @router.get("/metrics", response_class=Response)
@@ -98,6 +99,22 @@ def control_routes(
     async def flush_cache() -> dict[str, int]:
         return {"freed_pages": await engine.flush_cache()}
 
+    @router.post("/start_profile", dependencies=[Depends(may_steer)])
+    async def start_profile() -> dict[str, str]:
+        """Record what the engine's thread does, until /stop_profile."""
+        if options.profile_dir is None:
+            raise ApiError(
+                "profiles are not written here; set observability.profile_dir",
+                code="profiles_off",
+            )
+        await engine.start_profile(options.profile_dir)
+        return {"folder": options.profile_dir}
+
+    @router.post("/stop_profile", dependencies=[Depends(may_steer)])
+    async def stop_profile() -> dict[str, str]:
+        """Write the recording as a Chrome trace. No step is done while it is written."""
+        return {"file": await engine.stop_profile()}
+
     return router
 
 
@@ -116,6 +133,16 @@ def _check_progress(snapshot: EngineSnapshot | None, stall_s: float) -> None:
             f"at hand; the limit is {stall_s:g} s",
             status=503,
             code="stalled",
+        )
+
+
+def _check_acceptance(snapshot: EngineSnapshot | None, options: ServerOptions) -> None:
+    if snapshot is not None and snapshot.has_collapsed and not options.ready_when_collapsed:
+        raise ApiError(
+            "acceptance has collapsed: answers are right, but slower than without a draft; the "
+            "log names likely causes",
+            status=503,
+            code="acceptance_collapsed",
         )
 
 

@@ -153,5 +153,4 @@ async def _http(request: Request, error: Exception) -> Response:
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    logger.info("path=%s status=%d", request.url.path, CLIENT_CLOSED)
     return Response(status_code=CLIENT_CLOSED)

@@ -194,6 +194,11 @@ def _engine_metrics(snapshot: EngineSnapshot) -> Iterator[Metric]:
         mean_accept_length(s),
     )
     yield _gauge(
+        "spec_decode_has_collapsed",
+        "1 while acceptance over the last rounds does not pay for the draft.",
+        float(s.has_collapsed),
+    )
+    yield _gauge(
         "seconds_since_progress", "Since the engine last did a step.", s.seconds_since_progress
     )
 

@@ -1,11 +1,10 @@
-"""What happens to every request around its route: an id, the body's size, the count.
+"""What happens to every request around its route: an id, the body's size, the crash.
 
 Plain ASGI: wrapping a response in a task of its own would hide a lost client from the routes.
 """
 
 import logging
 import re
-from collections.abc import Collection
 from uuid import uuid4
 
 from fastapi import HTTPException
@@ -13,7 +12,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import Failure, failure_of
-from server.metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -77,32 +75,6 @@ class BodyLimit:
             f"the body must be at most {self._max_bytes} bytes; found {found}",
             code="body_too_large",
         )
-
-
-class Outcomes:
-    """Counts how the requests to some paths ended, lost clients and broken streams included."""
-
-    def __init__(self, app: ASGIApp, *, metrics: ServerMetrics, paths: Collection[str]) -> None:
-        self._app = app
-        self._metrics = metrics
-        self._paths = paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] not in self._paths:
-            return await self._app(scope, receive, send)
-        state = scope.setdefault("state", {})
-        status = 500  # of an answer that never began
-
-        async def watched(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watched)
-        finally:
-            self._metrics.count_request(state.get("status", status))
 
 
 class Crashes:

@@ -25,12 +25,14 @@ def native_routes(
     async def generate(body: GenerateBody, request: Request) -> Response:
         asks = await _asks(asker, body, request.state.request_id)
         if body.stream:
-            deltas = answers.deltas(asks, silence_s=options.keepalive_s)
+            deltas = answers.deltas(
+                asks, silence_s=options.keepalive_s, record=request.state.record
+            )
             encoder = _NativeEncoder(
                 asks, is_many=body.is_many, is_incremental=body.incremental_stream_output
             )
             return await EventStream.start(request, deltas, encoder)
-        whole = await unless_gone(request.receive, answers.whole(asks))
+        whole = await unless_gone(request.receive, answers.whole(asks, record=request.state.record))
         results = [_result(ask, answer) for ask, answer in zip(asks, whole, strict=True)]
         return JSONResponse(results if body.is_many else results[0])
 

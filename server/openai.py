@@ -32,10 +32,12 @@ def openai_routes(
     async def respond(request: Request, body: OpenAIBody, asks: list[Ask], api: "_Api") -> Response:
         form = _Form(api, request.state.request_id, options.served_name)
         if body.stream:
-            deltas = answers.deltas(asks, silence_s=options.keepalive_s)
+            deltas = answers.deltas(
+                asks, silence_s=options.keepalive_s, record=request.state.record
+            )
             encoder = _OpenAIEncoder(form, asks, with_usage=body.wants_usage_chunk)
             return await EventStream.start(request, deltas, encoder)
-        whole = await unless_gone(request.receive, answers.whole(asks))
+        whole = await unless_gone(request.receive, answers.whole(asks, record=request.state.record))
         choices = [form.choice(i, a.text, a.finish) for i, a in enumerate(whole)]
         usage = _usage([answer.finish for answer in whole])
         return JSONResponse(form.whole(choices, usage))

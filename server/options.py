@@ -32,6 +32,9 @@ class ServerOptions:
     max_body_bytes: int = 8 * 2**20
     keepalive_s: float = 15.0  # silence on a stream after which a comment is sent
     limits: TimeLimits = field(default_factory=TimeLimits)
+    log_requests: bool = True  # a line in the log for each request
+    profile_dir: str | None = None  # where /stop_profile writes; None: profiles are refused
+    ready_when_collapsed: bool = True  # /ready is 200 also while the draft is worth nothing
     stall_s: float = 60.0  # no progress for so long, with requests at hand: not ready
 
     def __post_init__(self) -> None:

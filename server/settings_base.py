@@ -27,6 +27,7 @@ class Wording:
 
 Text = Annotated[str, Field(min_length=1)]
 FolderOrHubId = Annotated[str, Field(min_length=1), Wording("a folder or hub id")]
+FolderName = Annotated[str, Field(min_length=1), Wording("a folder")]
 FileName = Annotated[str, Field(min_length=1), Wording("a file")]
 AutoOrCount = Literal["auto"] | Annotated[int, Field(ge=1)]
 AutoOrThreads = Literal["auto"] | Annotated[int, Field(ge=1, le=1024)]

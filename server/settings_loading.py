@@ -24,6 +24,7 @@ _FILES = (
     "server.ssl_certfile",
     "server.ssl_keyfile",
 )
+_OUTPUTS = ("observability.profile_dir",)  # made when they are needed
 _SECRETS = ("server.api_key", "server.admin_api_key")
 
 
@@ -60,7 +61,7 @@ def load_settings(
 def _with_full_path(assignment: Assignment) -> Assignment:
     """Make a path absolute that says where it starts from; hub ids and plain names stay."""
     value = assignment.value
-    if assignment.path not in (*_FOLDERS, *_FILES) or not isinstance(value, str):
+    if assignment.path not in (*_FOLDERS, *_FILES, *_OUTPUTS) or not isinstance(value, str):
         return assignment
     if value.startswith("~"):
         return replace(assignment, value=str(Path(value).expanduser()))

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from server.settings_base import AutoOrCount, FileName, Keys, Section, Text, TextList
+from server.settings_base import AutoOrCount, FileName, FolderName, Keys, Section, Text, TextList
 
 
 class ServerSection(Section):
@@ -85,6 +85,24 @@ class ObservabilitySection(Section):
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least important kind of line that is logged."
+    )
+    log_requests: bool = Field(
+        True,
+        description="Log a line for each request: ids, status, counts and times, never text.",
+    )
+    otlp_endpoint: Text | None = Field(
+        None,
+        description="OpenTelemetry collector that is sent a trace of each request, such as "
+        "http://collector:4318/v1/traces. Needs the extra [otel].",
+    )
+    profile_dir: FolderName | None = Field(
+        None,
+        description="Folder for what /start_profile and /stop_profile record; null refuses them.",
+    )
+    ready_when_collapsed: bool = Field(
+        True,
+        description="Whether /ready says yes while the draft's acceptance has collapsed, which "
+        "costs time but no correctness.",
     )
     stall_seconds: Annotated[float, Field(gt=0)] = Field(
         60.0,

@@ -79,7 +79,6 @@ class EventStream(Response):
         try:
             await unless_gone(receive, self._send_all(send, scope["path"], state))
         except ClientGone:
-            logger.info("path=%s status=%d", scope["path"], CLIENT_CLOSED)
             state["status"] = CLIENT_CLOSED
         finally:
             await self._rest.aclose()

@@ -7,6 +7,8 @@ import argparse
 import json
 import logging
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -30,12 +32,14 @@ from server.keys import Keys
 from server.lifetime import DrainingServer
 from server.listening import Listener
 from server.options import ServerOptions
+from server.records import RequestRecord
 from server.sampling_defaults import model_sampling
 from server.settings import Settings
 from server.settings_loading import DEMO_PREFIX
 from server.settings_sources import read_flag
 from server.settings_text import public_values
 from server.text import TextCodec
+from server.traces import traces_to
 
 USAGE = "dspark serve [MODEL] [--config FILE] [options]"
 
@@ -63,10 +67,10 @@ def run(args: argparse.Namespace) -> int:
     ) as listener:
         config = resolved_engine_config(settings)
         text = load_text(settings, config)
-        with running_engine(config) as engine:
+        with tracing(settings) as listeners, running_engine(config) as engine:
             options = server_options(settings, config, keys=keys)
             server = _web_server(
-                settings, engine, text, options, listener.url, started, certificate
+                settings, engine, text, options, listeners, listener.url, started, certificate
             )
             listener.listen()
             server.run(sockets=[listener.socket])
@@ -90,8 +94,28 @@ def server_options(settings: Settings, config: EngineConfig, *, keys: Keys) -> S
         max_body_bytes=server.max_body_bytes,
         keepalive_s=server.keepalive_s,
         limits=TimeLimits(settings.scheduler.queue_timeout_s, settings.scheduler.request_timeout_s),
+        log_requests=settings.observability.log_requests,
+        profile_dir=settings.observability.profile_dir,
+        ready_when_collapsed=settings.observability.ready_when_collapsed,
         stall_s=settings.observability.stall_seconds,
     )
+
+
+@contextmanager
+def tracing(settings: Settings) -> Iterator[list[Callable[[RequestRecord], None]]]:
+    """Who is shown the record of each request; what they hold back is sent at the end.
+
+    Raises SettingsError without the packages that traces need.
+    """
+    endpoint = settings.observability.otlp_endpoint
+    if endpoint is None:
+        yield []
+        return
+    traces = traces_to(endpoint, service_name=served_name(settings))
+    try:
+        yield [traces]
+    finally:
+        traces.close()
 
 
 def served_name(settings: Settings) -> str:
@@ -123,11 +147,12 @@ def _web_server(
     engine: EngineClient,
     text: TextCodec,
     options: ServerOptions,
+    listeners: Sequence[Callable[[RequestRecord], None]],
     url: str,
     started: float,
     certificate: Certificate | None,
 ) -> DrainingServer:
-    app = create_app(engine=engine, text=text, options=options)
+    app = create_app(engine=engine, text=text, options=options, listeners=listeners)
 
     def say_ready() -> None:
         seconds = time.monotonic() - started

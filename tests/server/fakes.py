@@ -27,6 +27,7 @@ from engine import (
 )
 from server.app import create_app
 from server.options import ServerOptions
+from server.records import RequestRecord
 from tests.server.byte_text import EOS, NUM_IDS, byte_codec
 
 End = tuple[FinishReason, int | str | None]  # why, and the stop that matched
@@ -63,6 +64,7 @@ class FakeEngine:
         self.running: set[str] = set()
         self.queued: set[str] = set()
         self.num_cancelled = 0
+        self.profile: str | None = None
         self.mode: ContextKVMode = "auto"
         self.state = EngineSnapshot(num_pages=8)
 
@@ -162,6 +164,17 @@ class FakeEngine:
     async def context_kv_status(self) -> ContextKVStatus:
         return ContextKVStatus(self.mode, "per_layer", "layer 1 has a bias", 0)
 
+    async def start_profile(self, folder: str) -> None:
+        if self.profile is not None:
+            raise RequestRejected("a profile is being recorded; stop it first")
+        self.profile = folder
+
+    async def stop_profile(self) -> str:
+        if self.profile is None:
+            raise RequestRejected("no profile is being recorded; start one first")
+        folder, self.profile = self.profile, None
+        return f"{folder}/profile.json"
+
     async def flush_cache(self) -> int:
         return 5
 
@@ -174,9 +187,18 @@ class FakeEngine:
         return True
 
 
-def app_with(engine: FakeEngine, **options: Any) -> FastAPI:
+def app_with(
+    engine: FakeEngine,
+    *,
+    listeners: Sequence[Callable[[RequestRecord], None]] = (),
+    **options: Any,
+) -> FastAPI:
+    """options are fields of ServerOptions."""
     return create_app(
-        engine=engine, text=byte_codec(), options=ServerOptions(served_name="tiny", **options)
+        engine=engine,
+        text=byte_codec(),
+        options=ServerOptions(served_name="tiny", **options),
+        listeners=listeners,
     )
 
 

@@ -165,6 +165,31 @@ def test_all_requests_are_aborted_at_once(connect: Connect) -> None:
     assert not engine.running
 
 
+def test_a_collapse_of_acceptance_counts_only_where_the_policy_says_so(connect: Connect) -> None:
+    engine = FakeEngine()
+    engine.state = EngineSnapshot(has_collapsed=True)
+    assert connect(engine).get("/ready").status_code == 200
+    strict = connect(engine, ready_when_collapsed=False)
+    assert error_of(strict.get("/ready"), 503)["code"] == "acceptance_collapsed"
+    assert strict.get("/health").status_code == 200
+    assert "dspark:spec_decode_has_collapsed 1.0" in strict.get("/metrics").text
+    engine.state = EngineSnapshot()
+    assert strict.get("/ready").status_code == 200
+
+
+def test_a_profile_is_recorded_from_start_to_stop(connect: Connect) -> None:
+    client = connect(profile_dir="/somewhere")
+    assert client.post("/start_profile").json() == {"folder": "/somewhere"}
+    assert "stop it first" in error_of(client.post("/start_profile"))["message"]
+    assert client.post("/stop_profile").json() == {"file": "/somewhere/profile.json"}
+    assert "start one first" in error_of(client.post("/stop_profile"))["message"]
+
+
+def test_without_a_folder_no_profile_is_recorded(connect: Connect) -> None:
+    error = error_of(connect().post("/start_profile"))
+    assert "observability.profile_dir" in error["message"]
+
+
 @pytest.mark.parametrize("body", [{}, {"rid": "a", "abort_all": True}, {"abort_all": False}])
 def test_an_abort_says_whom(connect: Connect, body: dict[str, Any]) -> None:
     assert "exactly one" in error_of(connect().post("/abort_request", json=body))["message"]

@@ -9,6 +9,7 @@ from tests.server.test_bad_input import error_of
 
 BOTH = Keys(callers=("right", "also right"), admins=("admin",))
 STEERING = {
+    "/start_profile": None,
     "/flush_cache": None,
     "/set_context_kv": {"mode": "off"},
     "/abort_request": {"abort_all": True},
@@ -53,7 +54,7 @@ def test_without_keys_nobody_is_asked(connect: Connect) -> None:
 
 @pytest.mark.parametrize("route", STEERING)
 def test_steering_takes_an_admin_key_where_there_is_one(connect: Connect, route: str) -> None:
-    client = connect(keys=BOTH)
+    client = connect(keys=BOTH, profile_dir="/x")
     body = STEERING[route]
     error_of(client.post(route, json=body), 401)
     error = error_of(client.post(route, json=body, headers=bearer("right")), 403)
@@ -63,7 +64,7 @@ def test_steering_takes_an_admin_key_where_there_is_one(connect: Connect, route:
 
 @pytest.mark.parametrize("route", STEERING)
 def test_without_an_admin_key_callers_may_steer(connect: Connect, route: str) -> None:
-    client = connect(keys=Keys(callers=("right",)))
+    client = connect(keys=Keys(callers=("right",)), profile_dir="/x")
     assert client.post(route, json=STEERING[route], headers=bearer("right")).status_code == 200
 
 

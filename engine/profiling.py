@@ -1,0 +1,48 @@
+"""A recording of what the engine's thread does, for chrome://tracing or Perfetto."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from engine.errors import RequestRejected
+
+
+class StepProfiler:
+    """At most one recording at a time. Start and stop it in the thread whose steps are meant."""
+
+    def __init__(self) -> None:
+        self._running: Any = None
+        self._folder = Path()
+
+    def start(self, folder: Path) -> None:
+        """Raises RequestRejected while a recording runs, or for a folder that cannot be made."""
+        if self._running is not None:
+            raise RequestRejected("a profile is being recorded; stop it first")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RequestRejected(f"no profile can be written to {folder}: {error}") from error
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        recording = profile(activities=activities)
+        recording.start()
+        self._running, self._folder = recording, folder
+
+    def stop(self) -> Path:
+        """Write the recording; its file. Raises RequestRejected when none runs."""
+        if self._running is None:
+            raise RequestRejected("no profile is being recorded; start one first")
+        recording, self._running = self._running, None
+        recording.stop()
+        file = (
+            self._folder / f"profile-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**6}.json"
+        )
+        try:
+            recording.export_chrome_trace(str(file))
+        except (OSError, RuntimeError) as error:
+            raise RequestRejected(f"the profile cannot be written to {file}: {error}") from error
+        return file
