@@ -7,6 +7,9 @@ from kv_pool.allocator import OutOfPages, PageAllocator
 from kv_pool.attention import (
     AttentionBackend,
     AttentionPlan,
+    FixedBackend,
+    FixedPlan,
+    NoFixedPlan,
     ReferenceAttention,
     sequence_slots,
 )
@@ -17,8 +20,11 @@ from kv_pool.pool import KVPool, KVShape
 __all__ = [
     "AttentionBackend",
     "AttentionPlan",
+    "FixedBackend",
+    "FixedPlan",
     "KVPool",
     "KVShape",
+    "NoFixedPlan",
     "OutOfPages",
     "PageAllocator",
     "PagePool",

@@ -1,4 +1,4 @@
-"""Compiles a kernel for a device that need not be there. Run as a program: see test_compiling.
+"""Compiles a kernel for a device that need not be there: a program for test_kernels_compile.
 
 Apart from pytest, for there kernels are interpreted, and what is interpreted cannot be compiled.
 """

@@ -1,0 +1,78 @@
+"""Which pages a batch reads, as the arrays that page-aware kernels take. Host only.
+
+    two sequences, query_lens 2 and 3, kv_lens 5 and 4, page_size 2, page tables [7 2 5 9], [0 3]
+
+    qo_indptr       0  2  5         sequence b owns the query rows qo_indptr[b] : qo_indptr[b + 1]
+    kv_indptr       0     3   5     and the pages kv_indices[kv_indptr[b] : kv_indptr[b + 1]]
+    kv_indices      7  2  5 | 0  3
+    last_page_lens        1      2  tokens in its last page, from 1 to page_size
+
+What a page table holds beyond a sequence's kv_len is not even read: page 9 above.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int32
+
+
+@dataclass(frozen=True, slots=True)
+class PageLayout:
+    """FlashInfer's description of a batch of B sequences over P pages in all."""
+
+    last_page_lens: Int32[np.ndarray, "B"]
+    qo_indptr: Int32[np.ndarray, "B+1"]
+    kv_indptr: Int32[np.ndarray, "B+1"]
+    kv_indices: Int32[np.ndarray, "P"]
+
+
+def page_layout(
+    *,
+    query_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    page_tables: Sequence[Sequence[int]],
+    page_size: int,
+) -> PageLayout:
+    """kv_lens count the queries' own tokens, which stand at the end of each sequence."""
+    assert len(query_lens) == len(kv_lens) == len(page_tables), (
+        f"{len(query_lens)} query_lens, {len(kv_lens)} kv_lens, {len(page_tables)} page tables"
+    )
+    num_pages = [_num_pages(length, page_size) for length in kv_lens]
+    for query_len, kv_len, table, count in zip(
+        query_lens, kv_lens, page_tables, num_pages, strict=True
+    ):
+        assert 1 <= query_len <= kv_len, f"{query_len} queries over {kv_len} keys"
+        assert len(table) >= count, f"{len(table)} pages for {kv_len} keys"
+    used = [table[:count] for table, count in zip(page_tables, num_pages, strict=True)]
+    lens = np.asarray(kv_lens, dtype=np.int32)
+    return PageLayout(
+        qo_indptr=_offsets(query_lens),
+        kv_indptr=_offsets(num_pages),
+        kv_indices=np.fromiter((page for pages in used for page in pages), dtype=np.int32),
+        last_page_lens=((lens - 1) % page_size + 1).astype(np.int32),
+    )
+
+
+def page_rows(
+    *,
+    kv_lens: Sequence[int],
+    page_tables: Sequence[Sequence[int]],
+    page_size: int,
+    width: int,
+) -> Int32[np.ndarray, "B {width}"]:
+    """The same pages as a rectangle; columns past a sequence's own pages are 0 and never read."""
+    rows = np.zeros((len(kv_lens), width), dtype=np.int32)
+    for row, kv_len, table in zip(rows, kv_lens, page_tables, strict=True):
+        count = _num_pages(kv_len, page_size)
+        assert count <= min(width, len(table)), f"{kv_len} keys, {len(table)} pages, {width} wide"
+        row[:count] = table[:count]
+    return rows
+
+
+def _num_pages(length: int, page_size: int) -> int:
+    return -(-length // page_size)
+
+
+def _offsets(lengths: Sequence[int]) -> Int32[np.ndarray, "_"]:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

@@ -1,0 +1,144 @@
+"""Attention over pages by kernels of our own: CUDA without further packages, and fit for graphs."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kv_pool.attention.paging import page_rows
+from kv_pool.attention.transfer import overwrite, to_device
+from kv_pool.attention.triton_kernels import Tiles, launch
+
+_TILE_ROWS = 64  # query rows times heads of one KV head that a program holds at most
+
+
+class TritonAttention:
+    """See AttentionBackend and FixedBackend. Does all of the signature."""
+
+    name = "triton"
+
+    def __init__(self, *, page_size: int, device: torch.device) -> None:
+        self._page_size = page_size
+        self._device = device
+
+    def plan(
+        self,
+        *,
+        query_lens: Sequence[int],
+        kv_lens: Sequence[int],
+        page_tables: Sequence[Sequence[int]],
+        causal: bool,
+    ) -> "TritonPlan":
+        plan = TritonPlan(
+            query_lens=query_lens,
+            max_pages=max(-(-length // self._page_size) for length in kv_lens),
+            page_size=self._page_size,
+            causal=causal,
+            max_kv_len=max(kv_lens),
+            device=self._device,
+        )
+        plan.update(kv_lens=kv_lens, page_tables=page_tables)
+        return plan
+
+    def fixed_plan(
+        self, *, num_sequences: int, query_len: int, max_pages: int, causal: bool
+    ) -> "TritonPlan":
+        return TritonPlan(
+            query_lens=[query_len] * num_sequences,
+            max_pages=max_pages,
+            page_size=self._page_size,
+            causal=causal,
+            max_kv_len=max_pages * self._page_size,
+            device=self._device,
+        )
+
+
+class TritonPlan:
+    """Page tables as a rectangle on the device, and how the queries are cut into tiles.
+
+    tile    (sequence, first of its queries): one program per tile, KV head and split
+    split   one of a few equal parts of the keys that a tile sees, so that few sequences
+            with long contexts keep a whole device busy; the parts are put together after
+    """
+
+    def __init__(
+        self,
+        *,
+        query_lens: Sequence[int],
+        max_pages: int,
+        page_size: int,
+        causal: bool,
+        max_kv_len: int,
+        device: torch.device,
+    ) -> None:
+        self._query_lens = list(query_lens)
+        self._max_pages = max_pages
+        self._page_size = page_size
+        self._causal = causal
+        self._max_kv_len = max_kv_len
+        self._device = device
+        starts = np.concatenate([[0], np.cumsum(self._query_lens)]).astype(np.int32)
+        self._starts = to_device(starts, device)
+        num_sequences = len(self._query_lens)
+        self._pages = torch.zeros(num_sequences, max_pages, dtype=torch.int32, device=device)
+        self._kv_lens = torch.ones(num_sequences, dtype=torch.int32, device=device)
+        self._tiles: dict[int, Tiles] = {}  # by heads per KV head
+
+    def update(self, *, kv_lens: Sequence[int], page_tables: Sequence[Sequence[int]]) -> None:
+        """See FixedPlan.update."""
+        for query_len, kv_len in zip(self._query_lens, kv_lens, strict=True):
+            assert 1 <= query_len <= kv_len, f"{query_len} queries over {kv_len} keys"
+        rows = page_rows(
+            kv_lens=kv_lens,
+            page_tables=page_tables,
+            page_size=self._page_size,
+            width=self._max_pages,
+        )
+        overwrite(self._pages, rows)
+        overwrite(self._kv_lens, np.asarray(kv_lens, dtype=np.int32))
+
+    def attend(
+        self,
+        query: Float[Tensor, "T H D"],
+        keys: Float[Tensor, "S Hkv D"],
+        values: Float[Tensor, "S Hkv Dv"],
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Float[Tensor, "H"] | None = None,
+    ) -> Float[Tensor, "T H Dv"]:
+        """See AttentionPlan.attend."""
+        group = query.shape[1] // keys.shape[1]
+        if group not in self._tiles:
+            self._tiles[group] = self._cut(group)
+        return launch(
+            query,
+            keys,
+            values,
+            tiles=self._tiles[group],
+            starts=self._starts,
+            pages=self._pages,
+            kv_lens=self._kv_lens,
+            page_size=self._page_size,
+            max_kv_len=self._max_kv_len,
+            causal=self._causal,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+        )
+
+    def _cut(self, group: int) -> Tiles:
+        rows = min(_TILE_ROWS, group * max(self._query_lens))
+        num_rows = max(16, 1 << (max(rows, group) - 1).bit_length())
+        queries = num_rows // group
+        cut = [
+            (sequence, first)
+            for sequence, query_len in enumerate(self._query_lens)
+            for first in range(0, query_len, queries)
+        ]
+        table = np.asarray(cut, dtype=np.int32).T.copy()
+        return Tiles(table=to_device(table, self._device), queries=queries, num_rows=num_rows)

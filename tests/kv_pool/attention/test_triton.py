@@ -1,0 +1,154 @@
+"""Triton's attention is dense attention, eagerly and in fixed shapes.
+
+Where there is no CUDA device, triton's interpreter runs the kernels.
+"""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from kv_pool.attention import triton_kernels
+from kv_pool.attention.fixed import FixedBackend, FixedPlan
+from kv_pool.attention.triton_attention import TritonAttention
+from kv_pool.attention.triton_kernels import num_splits
+from tests.kv_pool.attention.oracle import Batch, Heads, Options, attend_dense, make_batch
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SINKS = torch.tensor([-1.0, 0.0, 1.0, 3.0])
+OPTIONS = {
+    "causal": Options(),
+    "not causal": Options(causal=False),
+    "window": Options(window=5),
+    "window, not causal": Options(window=5, causal=False),
+    "softcap": Options(softcap=0.7),
+    "window, softcap and sinks": Options(window=7, softcap=0.7, sinks=SINKS),
+    "sinks, not causal": Options(causal=False, sinks=SINKS),
+}
+
+
+def backend_of(batch: Batch) -> TritonAttention:
+    return TritonAttention(page_size=batch.page_size, device=DEVICE)
+
+
+def attend(plan: FixedPlan, batch: Batch, options: Options) -> Tensor:
+    return plan.attend(
+        batch.query.to(DEVICE),
+        batch.keys.to(DEVICE),
+        batch.values.to(DEVICE),
+        scale=0.3,
+        window=options.window,
+        softcap=options.softcap,
+        sinks=None if options.sinks is None else options.sinks.to(DEVICE),
+    ).cpu()
+
+
+def attend_eagerly(batch: Batch, options: Options) -> Tensor:
+    plan = backend_of(batch).plan(
+        query_lens=batch.query_lens,
+        kv_lens=batch.kv_lens,
+        page_tables=batch.page_tables,
+        causal=options.causal,
+    )
+    return attend(plan, batch, options)
+
+
+def assert_same(got: Tensor, want: Tensor, tolerance: float = 2e-6) -> None:
+    torch.testing.assert_close(got.double(), want.double(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_it_is_dense_attention_over_ragged_batches(page_size: int, options: Options) -> None:
+    batch = make_batch(
+        query_lens=[1, 70, 6, 1], kv_lens=[9, 75, 6, 1], page_size=page_size, unwritten=float("nan")
+    )
+    assert_same(attend_eagerly(batch, options), attend_dense(batch, options))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("splits", [2, 8])
+def test_keys_in_parts_are_the_keys_at_once(splits: int, options: Options) -> None:
+    batch = make_batch(query_lens=[6, 1], kv_lens=[150, 3], page_size=4, unwritten=float("nan"))
+    with patch.object(triton_kernels, "num_splits", lambda *_: splits):
+        found = attend_eagerly(batch, options)
+    assert_same(found, attend_dense(batch, options))
+
+
+@pytest.mark.parametrize(
+    "heads", [Heads(4, 4), Heads(4, 1), Heads(10, 2), Heads(9, 3), Heads(4, 2, 20, 12)]
+)
+def test_heads_of_any_number_and_width(heads: Heads) -> None:
+    batch = make_batch(query_lens=[6, 30], kv_lens=[31, 33], page_size=4, heads=heads)
+    assert_same(attend_eagerly(batch, Options()), attend_dense(batch, Options()))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 5e-3), (torch.bfloat16, 2e-2)])
+def test_half_precision_differs_by_its_rounding(dtype: torch.dtype, tolerance: float) -> None:
+    batch = make_batch(query_lens=[6, 1], kv_lens=[40, 9], page_size=4, dtype=dtype)
+    found = attend_eagerly(batch, Options())
+    assert found.dtype == dtype
+    assert_same(found, attend_dense(batch, Options()), tolerance)
+
+
+@pytest.mark.parametrize("garbage", [-1, 10**9])
+def test_nothing_past_a_sequence_is_read(garbage: int) -> None:
+    batch = make_batch(query_lens=[6, 1], kv_lens=[30, 5], page_size=4, unwritten=float("nan"))
+    want = attend_eagerly(batch, Options())
+    batch.page_tables = [[*table, garbage, garbage] for table in batch.page_tables]
+    assert torch.equal(attend_eagerly(batch, Options()), want)
+
+
+def test_columns_past_a_sequence_are_not_read_on_the_device() -> None:
+    batch = make_batch(query_lens=[6, 6], kv_lens=[30, 9], page_size=4, unwritten=float("nan"))
+    plan = backend_of(batch).fixed_plan(num_sequences=2, query_len=6, max_pages=20, causal=True)
+    plan.update(kv_lens=batch.kv_lens, page_tables=batch.page_tables)
+    want = attend(plan, batch, Options())
+    plan._pages[0, 8:] = 10**9
+    plan._pages[1, 3:] = -(10**9)
+    assert torch.equal(attend(plan, batch, Options()), want)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_a_fixed_plan_follows_its_updates_in_the_same_memory(options: Options) -> None:
+    first = make_batch(query_lens=[6, 6], kv_lens=[30, 9], page_size=4)
+    plan = backend_of(first).fixed_plan(
+        num_sequences=2, query_len=6, max_pages=20, causal=options.causal
+    )
+    addresses = set()
+    for kv_lens in ([30, 9], [7, 80]):
+        batch = make_batch(query_lens=[6, 6], kv_lens=kv_lens, page_size=4, seed=kv_lens[0])
+        plan.update(kv_lens=batch.kv_lens, page_tables=batch.page_tables)
+        assert_same(attend(plan, batch, options), attend_dense(batch, options))
+        addresses.add((plan._pages.data_ptr(), plan._kv_lens.data_ptr()))
+    assert len(addresses) == 1
+
+
+def test_queries_need_not_lie_side_by_side() -> None:
+    batch = make_batch(query_lens=[6, 6], kv_lens=[30, 9], page_size=4)
+    want = attend_dense(batch, Options())
+    batch.query = batch.query.transpose(0, 1).contiguous().transpose(0, 1)
+    assert_same(attend_eagerly(batch, Options()), want)
+
+
+@pytest.mark.parametrize(
+    ("num_programs", "max_kv_len", "window", "splits"),
+    [
+        (8, 16384, None, 16),
+        (8, 600, None, 2),
+        (8, 100, None, 1),
+        (8, 16384, 512, 2),
+        (64, 16384, None, 4),
+        (1024, 16384, None, 1),
+    ],
+)
+def test_few_sequences_with_long_contexts_are_split(
+    num_programs: int, max_kv_len: int, window: int | None, splits: int
+) -> None:
+    assert num_splits(num_programs, max_kv_len, window) == splits
+
+
+def test_graphs_can_hold_it() -> None:
+    backend = TritonAttention(page_size=4, device=DEVICE)
+    assert isinstance(backend, FixedBackend)
