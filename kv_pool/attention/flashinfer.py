@@ -1,0 +1,321 @@
+"""Attention over pages by FlashInfer's append kernels, where its package is installed.
+
+A FlashInfer wrapper plans on the host once a step for each kind of layer, and runs once a layer.
+What it cannot do goes to another backend. Names and units are those of FlashInfer 0.7: window_left
+counts the keys before a query's own that it sees, so it is our window minus one.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kv_pool.attention.backend import AttentionBackend, AttentionPlan
+from kv_pool.attention.fixed import NoFixedPlan
+from kv_pool.attention.paging import PageLayout, page_layout
+
+WORKSPACE_BYTES = 128 * 1024 * 1024  # what FlashInfer advises
+_HEAD_DIMS = (64, 128, 256)
+_DTYPES = (torch.float16, torch.bfloat16)
+
+logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class PagedWrapper(Protocol):
+    """The part of flashinfer.BatchPrefillWithPagedKVCacheWrapper that is used here."""
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
+        **kind: Any,
+    ) -> None: ...
+
+    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor: ...
+
+
+# Takes the constructor's arguments: workspace, "NHD", and the buffers of a graph by name.
+MakeWrapper = Callable[..., PagedWrapper]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a wrapper is planned for, beside the pages."""
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim_qk: int
+    causal: bool
+    sm_scale: float
+    window_left: int  # -1: no window
+    logits_soft_cap: float  # 0: none
+    q_data_type: torch.dtype
+    kv_data_type: torch.dtype
+
+    def arguments(self, page_size: int) -> dict[str, Any]:
+        names = ("num_qo_heads", "num_kv_heads", "head_dim_qk", "causal", "sm_scale")
+        rest = ("window_left", "logits_soft_cap", "q_data_type", "kv_data_type")
+        return {"page_size": page_size, **{name: getattr(self, name) for name in names + rest}}
+
+
+class FlashInferAttention:
+    """See AttentionBackend and FixedBackend. One for each model: plans of two would collide."""
+
+    name = "flashinfer"
+
+    def __init__(
+        self,
+        *,
+        page_size: int,
+        device: torch.device,
+        make_wrapper: MakeWrapper,
+        fallback: AttentionBackend,
+    ) -> None:
+        """`fallback` does what the kernels do not: float32, sinks, unusual head widths."""
+        self.page_size = page_size
+        self._device = device
+        self._make_wrapper = make_wrapper
+        self._fallback = fallback
+        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._wrappers: dict[_Kind, _Planned] = {}
+        self._reasons: set[str] = set()
+
+    def plan(
+        self,
+        *,
+        query_lens: Sequence[int],
+        kv_lens: Sequence[int],
+        page_tables: Sequence[Sequence[int]],
+        causal: bool,
+    ) -> "FlashInferPlan":
+        def plan_fallback() -> AttentionPlan:
+            return self._fallback.plan(
+                query_lens=query_lens, kv_lens=kv_lens, page_tables=page_tables, causal=causal
+            )
+
+        layout = page_layout(
+            query_lens=query_lens,
+            kv_lens=kv_lens,
+            page_tables=page_tables,
+            page_size=self.page_size,
+        )
+        return FlashInferPlan(self, layout, causal=causal, plan_fallback=plan_fallback)
+
+    def fixed_plan(
+        self, *, num_sequences: int, query_len: int, max_pages: int, causal: bool
+    ) -> "FlashInferFixedPlan":
+        return FlashInferFixedPlan(
+            num_sequences=num_sequences,
+            query_len=query_len,
+            max_pages=max_pages,
+            page_size=self.page_size,
+            causal=causal,
+            workspace=self._workspace,
+            make_wrapper=self._make_wrapper,
+        )
+
+    def planned(self, kind: _Kind, layout: PageLayout) -> PagedWrapper:
+        """The wrapper of a kind of layer, planned for a layout."""
+        if kind not in self._wrappers:
+            wrapper = self._make_wrapper(self._workspace, "NHD")
+            self._wrappers[kind] = _Planned(wrapper, self.page_size, self._device)
+        planned = self._wrappers[kind]
+        planned.plan(kind, layout)
+        return planned.wrapper
+
+    def note(self, reason: str) -> None:
+        """Say once why layers go to the fallback."""
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            logger.info("attention by %s instead of flashinfer: %s", self._fallback.name, reason)
+
+
+class FlashInferPlan:
+    """One batch. Each kind of layer is planned when the first such layer asks."""
+
+    def __init__(
+        self,
+        backend: FlashInferAttention,
+        layout: PageLayout,
+        *,
+        causal: bool,
+        plan_fallback: Callable[[], AttentionPlan],
+    ) -> None:
+        self._backend = backend
+        self._layout = layout
+        self._causal = causal
+        self._plan_fallback = plan_fallback
+        self._fallback: AttentionPlan | None = None
+        self._wrappers: dict[_Kind, PagedWrapper] = {}
+
+    def attend(
+        self,
+        query: Float[Tensor, "T H D"],
+        keys: Float[Tensor, "S Hkv D"],
+        values: Float[Tensor, "S Hkv Dv"],
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Float[Tensor, "H"] | None = None,
+    ) -> Float[Tensor, "T H Dv"]:
+        """See AttentionPlan.attend."""
+        reason = _why_not(query, keys, values, sinks)
+        if reason is not None:
+            self._backend.note(reason)
+            self._fallback = self._fallback or self._plan_fallback()
+            return self._fallback.attend(
+                query, keys, values, scale=scale, window=window, softcap=softcap, sinks=sinks
+            )
+        kind = _kind(query, keys, self._causal, scale, window, softcap)
+        if kind not in self._wrappers:
+            self._wrappers[kind] = self._backend.planned(kind, self._layout)
+        return _run(self._wrappers[kind], query, keys, values, self._backend.page_size)
+
+
+class FlashInferFixedPlan:
+    """Wrappers over buffers that stay where they are; see FixedPlan."""
+
+    def __init__(
+        self,
+        *,
+        num_sequences: int,
+        query_len: int,
+        max_pages: int,
+        page_size: int,
+        causal: bool,
+        workspace: Tensor,
+        make_wrapper: MakeWrapper,
+    ) -> None:
+        self._query_lens = [query_len] * num_sequences
+        self._page_size = page_size
+        self._causal = causal
+        self._workspace = workspace
+        self._make_wrapper = make_wrapper
+        self._wrappers: dict[_Kind, _Planned] = {}
+        self._layout: PageLayout | None = None
+
+        def buffer(size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=workspace.device)
+
+        self._buffers = {
+            "qo_indptr_buf": buffer(num_sequences + 1),
+            "paged_kv_indptr_buf": buffer(num_sequences + 1),
+            "paged_kv_indices_buf": buffer(num_sequences * max_pages),
+            "paged_kv_last_page_len_buf": buffer(num_sequences),
+        }
+
+    def update(self, *, kv_lens: Sequence[int], page_tables: Sequence[Sequence[int]]) -> None:
+        """See FixedPlan.update: every wrapper plans anew, into the same buffers."""
+        self._layout = page_layout(
+            query_lens=self._query_lens,
+            kv_lens=kv_lens,
+            page_tables=page_tables,
+            page_size=self._page_size,
+        )
+        for kind, planned in self._wrappers.items():
+            planned.plan(kind, self._layout)
+
+    def attend(
+        self,
+        query: Float[Tensor, "T H D"],
+        keys: Float[Tensor, "S Hkv D"],
+        values: Float[Tensor, "S Hkv Dv"],
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Float[Tensor, "H"] | None = None,
+    ) -> Float[Tensor, "T H Dv"]:
+        """See AttentionPlan.attend. Raises NoFixedPlan for what FlashInfer does not do."""
+        reason = _why_not(query, keys, values, sinks)
+        if reason is not None:
+            raise NoFixedPlan(f"flashinfer does not do {reason}")
+        assert self._layout is not None, "attend before update"
+        kind = _kind(query, keys, self._causal, scale, window, softcap)
+        if kind not in self._wrappers:
+            # fa2, for its schedule does not depend on the step's lengths.
+            wrapper = self._make_wrapper(
+                self._workspace, "NHD", use_cuda_graph=True, backend="fa2", **self._buffers
+            )
+            self._wrappers[kind] = _Planned(wrapper, self._page_size, self._workspace.device)
+            self._wrappers[kind].plan(kind, self._layout)
+        return _run(self._wrappers[kind].wrapper, query, keys, values, self._page_size)
+
+
+class _Planned:
+    """A wrapper, and whether the device has fetched the plan that the host wrote for it."""
+
+    def __init__(self, wrapper: PagedWrapper, page_size: int, device: torch.device) -> None:
+        self.wrapper = wrapper
+        self._page_size = page_size
+        # The wrapper copies its plan from one pinned buffer: the host must not run ahead of that.
+        self._fetched: Any = None
+        if device.type == "cuda":
+            self._fetched = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def plan(self, kind: _Kind, layout: PageLayout) -> None:
+        if self._fetched is not None:
+            self._fetched.synchronize()
+        self.wrapper.plan(
+            torch.from_numpy(layout.qo_indptr),
+            torch.from_numpy(layout.kv_indptr),
+            torch.from_numpy(layout.kv_indices),
+            torch.from_numpy(layout.last_page_lens),
+            **kind.arguments(self._page_size),
+        )
+        if self._fetched is not None:
+            self._fetched.record()
+
+
+def _kind(
+    query: Tensor,
+    keys: Tensor,
+    causal: bool,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> _Kind:
+    return _Kind(
+        num_qo_heads=query.shape[1],
+        num_kv_heads=keys.shape[1],
+        head_dim_qk=query.shape[2],
+        causal=causal,
+        sm_scale=scale,
+        window_left=-1 if window is None else window - 1,
+        logits_soft_cap=softcap or 0.0,
+        q_data_type=query.dtype,
+        kv_data_type=keys.dtype,
+    )
+
+
+def _why_not(query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> str | None:
+    if sinks is not None:
+        return "attention sinks"
+    if query.dtype not in _DTYPES or keys.dtype != query.dtype:
+        return f"{query.dtype} over {keys.dtype}"
+    if keys.shape[2] not in _HEAD_DIMS or values.shape[2] != keys.shape[2]:
+        return f"heads of {keys.shape[2]} and {values.shape[2]}"
+    return None
+
+
+def _run(
+    wrapper: PagedWrapper, query: Tensor, keys: Tensor, values: Tensor, page_size: int
+) -> Tensor:
+    pages = tuple(x.view(-1, page_size, *x.shape[1:]) for x in (keys, values))
+    return wrapper.run(query.contiguous(), (pages[0], pages[1]))
+
+
+def load_wrapper() -> MakeWrapper:
+    """FlashInfer's own. Raises ImportError where it is not installed."""
+    from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+    make: MakeWrapper = BatchPrefillWithPagedKVCacheWrapper
+    return make

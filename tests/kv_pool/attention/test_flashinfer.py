@@ -1,0 +1,153 @@
+"""FlashInfer is planned with arrays that mean the batch, once a step, and only for what it does."""
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor
+
+from kv_pool import AttentionPlan, FixedBackend, NoFixedPlan, ReferenceAttention
+from kv_pool.attention.flashinfer import FlashInferAttention
+from tests.kv_pool.attention.fake_flashinfer import FakeWrapper
+from tests.kv_pool.attention.oracle import Batch, Heads, Options, attend_dense, make_batch
+
+CPU = torch.device("cpu")
+HEADS = Heads(4, 2, 64, 64)
+OPTIONS = {
+    "causal": Options(),
+    "not causal": Options(causal=False),
+    "window": Options(window=5),
+    "window of one": Options(window=1),
+    "window, not causal": Options(window=5, causal=False),
+    "softcap": Options(softcap=0.7),
+    "window and softcap": Options(window=7, softcap=0.7),
+}
+
+
+class Rig:
+    """A backend, and the wrappers that it made."""
+
+    def __init__(self, page_size: int) -> None:
+        self.made: list[FakeWrapper] = []
+        self.backend = FlashInferAttention(
+            page_size=page_size,
+            device=CPU,
+            make_wrapper=self._make,
+            fallback=ReferenceAttention(page_size=page_size, device=CPU),
+        )
+
+    def _make(self, *args: object, **kwargs: object) -> FakeWrapper:
+        self.made.append(FakeWrapper(*args, **kwargs))  # type: ignore[arg-type]
+        return self.made[-1]
+
+    def plan(self, batch: Batch, options: Options) -> AttentionPlan:
+        return self.backend.plan(
+            query_lens=batch.query_lens,
+            kv_lens=batch.kv_lens,
+            page_tables=batch.page_tables,
+            causal=options.causal,
+        )
+
+
+def attend(plan: AttentionPlan, batch: Batch, options: Options) -> Tensor:
+    return plan.attend(
+        batch.query,
+        batch.keys,
+        batch.values,
+        scale=0.05,
+        window=options.window,
+        softcap=options.softcap,
+        sinks=options.sinks,
+    )
+
+
+def half_batch(**changes: object) -> Batch:
+    return make_batch(
+        **{  # type: ignore[arg-type]
+            "query_lens": [1, 20, 6, 1],
+            "kv_lens": [9, 23, 6, 1],
+            "page_size": 4,
+            "heads": HEADS,
+            "dtype": torch.float16,
+            "unwritten": float("nan"),
+            **changes,
+        }
+    )
+
+
+def assert_same(got: Tensor, batch: Batch, options: Options, tolerance: float = 5e-3) -> None:
+    want = attend_dense(batch, options, scale=0.05)
+    torch.testing.assert_close(got.double(), want, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_its_arrays_and_options_mean_the_batch(page_size: int, options: Options) -> None:
+    batch = half_batch(page_size=page_size)
+    rig = Rig(page_size)
+    assert_same(attend(rig.plan(batch, options), batch, options), batch, options)
+    assert len(rig.made) == 1
+
+
+def test_a_step_is_planned_once_for_each_kind_of_layer() -> None:
+    rig = Rig(4)
+    windowed = Options(window=5)
+    for step in range(2):
+        batch = half_batch(seed=step)
+        plan = rig.plan(batch, Options())
+        for _ in range(3):
+            assert_same(attend(plan, batch, Options()), batch, Options())
+            assert_same(attend(plan, batch, windowed), batch, windowed)
+    assert [wrapper.num_plans for wrapper in rig.made] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "reason"),
+    [
+        (half_batch(dtype=torch.float32), Options(), "torch.float32 over torch.float32"),
+        (half_batch(heads=Heads(4, 2, 8, 8)), Options(), "heads of 8 and 8"),
+        (half_batch(heads=Heads(4, 2, 64, 128)), Options(), "heads of 64 and 128"),
+        (half_batch(), Options(sinks=torch.zeros(4)), "attention sinks"),
+    ],
+)
+def test_what_it_does_not_do_goes_to_the_reference_and_is_told_once(
+    batch: Batch, options: Options, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(4)
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            assert_same(attend(rig.plan(batch, options), batch, options), batch, options)
+    assert not rig.made
+    assert [record.getMessage() for record in caplog.records] == [
+        f"attention by reference instead of flashinfer: {reason}"
+    ]
+    fixed = rig.backend.fixed_plan(num_sequences=4, query_len=1, max_pages=9, causal=True)
+    fixed.update(kv_lens=[1] * 4, page_tables=[[0]] * 4)
+    with pytest.raises(NoFixedPlan, match="flashinfer does not do"):
+        attend(fixed, batch, options)
+
+
+@pytest.mark.parametrize("garbage", [-1, 10**6])
+def test_nothing_past_a_sequence_is_read(garbage: int) -> None:
+    batch = half_batch()
+    want = attend(Rig(4).plan(batch, Options()), batch, Options())
+    batch.page_tables = [[*table, garbage] for table in batch.page_tables]
+    assert torch.equal(attend(Rig(4).plan(batch, Options()), batch, Options()), want)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_a_fixed_plan_follows_its_updates_in_the_same_memory(options: Options) -> None:
+    rig = Rig(4)
+    plan = rig.backend.fixed_plan(num_sequences=2, query_len=6, max_pages=20, causal=options.causal)
+    addresses = {name: buffer.data_ptr() for name, buffer in plan._buffers.items()}
+    for kv_lens in ([30, 9], [7, 80]):
+        batch = half_batch(query_lens=[6, 6], kv_lens=kv_lens)
+        plan.update(kv_lens=batch.kv_lens, page_tables=batch.page_tables)
+        for _ in range(2):
+            assert_same(attend(plan, batch, options), batch, options)
+    assert [wrapper.num_plans for wrapper in rig.made] == [2]
+    assert {name: buffer.data_ptr() for name, buffer in plan._buffers.items()} == addresses
+
+
+def test_graphs_can_hold_it() -> None:
+    assert isinstance(Rig(4).backend, FixedBackend)
