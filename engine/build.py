@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from draft import DSparkProposer, LinearFunction, NoDraft, Proposer
+from draft import ContextKernel, LinearFunction, Proposer
 from engine import attention_hook
 from engine.acceptance_watch import AcceptanceWatch
 from engine.admission import Limits, served_len
@@ -14,6 +14,7 @@ from engine.api import EngineInfo
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.describe import describe, log_start
+from engine.draft_building import choose_draft_path, context_kernel, make_proposer
 from engine.draft_loading import LoadedDraft, load_draft
 from engine.draft_trials import explain_collapse
 from engine.engine import Engine
@@ -37,7 +38,7 @@ from engine.target import TargetModel
 from engine.target_building import choose_path, make_target
 from engine.target_loading import LoadedTarget, load_target
 from engine.worker import EngineWorker
-from kv_pool import AttentionBackend, KVPool, PagePool, ReferenceAttention
+from kv_pool import KVPool, PagePool, ReferenceAttention
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Built:
     linear: LinearFunction  # what stands for F.linear here
     runner: TargetModel  # the engine's own target passes
     pool: KVPool
+    context_kernel: ContextKernel | None  # what writes context in the stacked form
 
 
 def build_engine(config: EngineConfig) -> EngineWorker:
@@ -132,8 +134,8 @@ def wire_engine(
         config, target=target, draft=draft, probe=probe, attention=attention, device=device
     )
     pool = _make_pool(memory, target, draft, probe, device)
-    linear = native.linear if native is not None else F.linear
-    proposer = _make_proposer(config, draft, pool, attention, linear)
+    draft_path = choose_draft_path(draft, pool, native=native, reason=reason)
+    proposer = make_proposer(config, draft, pool, attention, native=native, path=draft_path)
     pages = PagePool(
         num_pages=memory.num_pages, page_size=memory.page_size, prefix_cache=config.prefix_cache
     )
@@ -161,7 +163,7 @@ def wire_engine(
         recorder=recorder,
     )
     details = describe(
-        config, target, draft, proposer, attention.name, memory, path, max_len, device
+        config, target, draft, proposer, attention.name, memory, path, draft_path, max_len, device
     )
     log_start(details)
     engine = Engine(
@@ -179,7 +181,17 @@ def wire_engine(
         ),
         context_kv_mode=config.stacked_context_kv,
     )
-    return Built(engine, target, draft, proposer, memory, linear)
+    return Built(
+        engine=engine,
+        target=target,
+        draft=draft,
+        proposer=proposer,
+        memory=memory,
+        linear=native.linear if native is not None else F.linear,
+        runner=runner,
+        pool=pool,
+        context_kernel=context_kernel(native),
+    )
 
 
 def _prepare_native(
@@ -218,24 +230,3 @@ def _make_pool(
         draft_dtype=target.dtype,
         device=device,
     )
-
-
-def _make_proposer(
-    config: EngineConfig,
-    draft: LoadedDraft | None,
-    pool: KVPool,
-    attention: AttentionBackend,
-    linear: LinearFunction,
-) -> Proposer:
-    if draft is None:
-        return NoDraft()
-    try:
-        return DSparkProposer(
-            network=draft.network,
-            pool=pool,
-            attention=attention,
-            context_kv=config.stacked_context_kv,
-            linear=linear,
-        )
-    except ValueError as error:
-        raise LoadError(f"speculative.stacked_context_kv is 'on': {error}") from error

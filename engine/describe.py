@@ -8,6 +8,7 @@ import torch
 
 from draft import Proposer
 from engine.config import EngineConfig
+from engine.draft_building import DraftPath
 from engine.draft_loading import LoadedDraft
 from engine.memory import MemoryPlan
 from engine.resolve import resolve_num_draft_tokens
@@ -25,6 +26,7 @@ def describe(
     attention_name: str,
     memory: MemoryPlan,
     path: TargetPath,
+    draft_path: DraftPath,
     max_len: int,
     device: torch.device,
 ) -> dict[str, object]:
@@ -54,6 +56,12 @@ def describe(
             "layers": draft.config.num_layers,
             "tap_layers": list(draft.config.tap_layers),
             "markov_rank": draft.config.markov_rank,
+            "passes": {
+                "path": draft_path.name,
+                "reason": draft_path.reason,
+                "chain": "torch" if draft_path.chain_reason else draft_path.name,
+                "chain_reason": draft_path.chain_reason,
+            },
         }
         if draft is not None
         else None,
@@ -91,6 +99,14 @@ def log_start(details: Mapping[str, Any]) -> None:
             "%d layers, taps %s",
             *(draft[name] for name in ("path", "block_size", "num_draft_tokens", "layers")),
             draft["tap_layers"],
+        )
+        passes = draft["passes"]
+        why = passes["reason"] or passes["chain_reason"]
+        logger.info(
+            "draft passes run by: %s, tokens picked by: %s%s",
+            passes["path"],
+            passes["chain"],
+            f" ({why})" if why else "",
         )
         context_kv = details["context_kv"]
         why = f" ({context_kv['reason']})" if context_kv["reason"] else ""

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from draft import (
+    ContextKernel,
     ContextKVMode,
     ContextKVPath,
     DSparkConfig,
@@ -76,6 +77,7 @@ def measure_context_writes(
     device: torch.device,
     repetitions: int,
     linear: LinearFunction = F.linear,
+    kernel: ContextKernel | None = None,
     token_counts: Sequence[int] = TOKEN_COUNTS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ContextWrites:
@@ -83,9 +85,9 @@ def measure_context_writes(
 
     The pool is like the engine's, but holds the draft's half only and is nobody else's: whatever
     an engine has in its own stays true. num_pages of page_size tokens hold max(token_counts).
-    `linear` is the engine's function for the stacked product.
+    `linear` and `kernel` are the engine's own for the stacked form.
     """
-    bench = _Bench(network, max_positions, page_size, num_pages, device, linear)
+    bench = _Bench(network, max_positions, page_size, num_pages, device, linear, kernel)
     with torch.inference_mode():
         bench.use("auto")
         path, reason = bench.proposer.context_kv_path, bench.proposer.context_kv_reason
@@ -118,6 +120,7 @@ class _Bench:
         num_pages: int,
         device: torch.device,
         linear: LinearFunction,
+        kernel: ContextKernel | None,
     ) -> None:
         self.pool = _draft_pool(network.config, network.dtype, page_size, num_pages, device)
         self.proposer = DSparkProposer(
@@ -125,6 +128,7 @@ class _Bench:
             pool=self.pool,
             attention=ReferenceAttention(page_size=page_size, device=device),
             linear=linear,
+            context_kernel=kernel,
         )
         self._max_positions = max_positions
         self._device = device

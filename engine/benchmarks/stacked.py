@@ -142,6 +142,7 @@ def compare_stacked(
         device=device,
         repetitions=repetitions,
         linear=built.linear,
+        kernel=built.context_kernel,
     )
     arms = [
         Arm("stacked", engine, partial(engine.set_context_kv, "auto")),

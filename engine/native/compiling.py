@@ -15,7 +15,10 @@ from engine.machine import cxx_compiler
 
 logger = logging.getLogger(__name__)
 
-_SOURCES = ("linear.h", "math.h", "attention.h", "decoder.h", "kernels.cpp")
+_SOURCES = (
+    *("linear.h", "math.h", "attention.h", "decoder.h"),
+    *("draft_chain.h", "draft_round.h", "draft_context.h", "kernels.cpp"),
+)
 _FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-shared")
 _FOLDER = Path(__file__).parent
 
@@ -30,6 +33,8 @@ class Kernels:
 
     linear: Any
     decode: Any
+    draft_round: Any
+    draft_context: Any
     has_head_dim: Any
     library: Path
 
@@ -103,11 +108,17 @@ def _load(library: Path) -> Kernels:
     loaded.dspark_linear.restype = None
     loaded.dspark_decode.argtypes = [ctypes.c_void_p] * 2
     loaded.dspark_decode.restype = None
+    loaded.dspark_draft_round.argtypes = [ctypes.c_void_p] * 2
+    loaded.dspark_draft_round.restype = ctypes.c_int64
+    loaded.dspark_draft_context.argtypes = [ctypes.c_void_p]
+    loaded.dspark_draft_context.restype = ctypes.c_int64
     loaded.dspark_has_head_dim.argtypes = [ctypes.c_int64]
     loaded.dspark_has_head_dim.restype = ctypes.c_int64
     return Kernels(
         linear=loaded.dspark_linear,
         decode=loaded.dspark_decode,
+        draft_round=loaded.dspark_draft_round,
+        draft_context=loaded.dspark_draft_context,
         has_head_dim=loaded.dspark_has_head_dim,
         library=library,
     )

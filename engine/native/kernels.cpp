@@ -1,5 +1,6 @@
 // Called through ctypes: plain C functions over float32 tensors that PyTorch owns.
 #include "decoder.h"
+#include "draft_context.h"
 
 extern "C" {
 
@@ -22,7 +23,29 @@ void dspark_decode(const Decoder *model, const Pass *pass) {
   }
 }
 
-// Whether dspark_decode can attend with heads of this width.
+// 0, and nothing done, when an id, a slot or a position is none.
+int64_t dspark_draft_round(const Draft *model, const Round *round) {
+  if (!is_within(*model, *round)) return 0;
+#pragma omp parallel num_threads(round->num_threads)
+  {
+    const Drafter drafter{*model, *round, omp_get_thread_num(), omp_get_num_threads()};
+    drafter.run();
+  }
+  return 1;
+}
+
+// Likewise.
+int64_t dspark_draft_context(const ContextWrite *call) {
+  if (!is_within(*call)) return 0;
+#pragma omp parallel num_threads(call->num_threads)
+  {
+    const ContextWorker worker{*call, omp_get_thread_num(), omp_get_num_threads()};
+    worker.run();
+  }
+  return 1;
+}
+
+// Whether there is code for attention with heads of this width.
 int64_t dspark_has_head_dim(int64_t head_dim) { return attend(nullptr, head_dim); }
 
 }

@@ -15,6 +15,10 @@ from engine.native.linear import native_linear
 LINEAR_ROWS = 16
 # Rows up to which a whole decoder pass is faster natively than layer by layer from Python.
 DECODER_ROWS = 24
+# Slots of a batch of blocks up to which a draft pass is faster natively than by PyTorch.
+DRAFT_ROWS = 48
+# Tokens up to which a context write computes its products itself.
+CONTEXT_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,11 +52,14 @@ class Served:
         page_size: int = 4,
         mode: ContextKVMode = "auto",
         seed: int = 0,
+        num_slots: int = 256,
     ) -> None:
         self.prompts = prompts
         self.block_size = network.config.block_size
         self.num_slots = network.config.num_slots
-        self.pool: KVPool = new_pool(network.config, page_size=page_size, dtype=network.dtype)
+        self.pool: KVPool = new_pool(
+            network.config, page_size=page_size, num_slots=num_slots, dtype=network.dtype
+        )
         self.proposer = DSparkProposer(
             network=network,
             pool=self.pool,

@@ -81,7 +81,8 @@ def tiny_target(
 
 def write_tiny_draft(folder: Path, *, block_size: int = 4, seed: int = 1, **changes: Any) -> Path:
     """A random DeepSpec checkpoint without embedding and head that fits the tiny targets."""
-    rank, taps, layers, heads, kv_heads, dim = 8, [0, 2, 3], 2, 4, 2, 12
+    rank, taps, layers, heads, kv_heads = 8, [0, 2, 3], 2, 4, 2
+    dim = changes.get("head_dim", 12)  # for which there is no native code; there is for 16
     vocab = changes.get("vocab_size", VOCAB)
     config = {
         "architectures": ["Qwen3DSparkModel"],

@@ -1,0 +1,241 @@
+// A whole draft round in one call: blocks of [anchor, mask, mask, ...] go through the draft's
+// layers, the head rates every predicting slot, and the Markov chain picks the tokens.
+//
+//   x += o_proj(attention(rope(norm(q_proj(h))), rope(norm(k_proj(h))), v_proj(h)))   h = norm(x)
+//   x += down_proj(silu(gate_proj(h)) * up_proj(h))                                   h = norm(x)
+//
+// Every slot sees the whole context of its sequence and every slot of its own block. To attend(),
+// which knows only of rows at positions, all queries of a block are therefore heads of one row
+// that stands at the block's last position; they are laid out for it as [B, Hkv, N * G, D].
+#pragma once
+
+#include <omp.h>
+
+#include "attention.h"
+#include "draft_chain.h"
+
+// The structs are mirrored field by field in draft_structs.py; every member has 8 bytes.
+struct DraftLayer {
+  const float *input_norm, *q, *k, *v, *q_norm, *k_norm, *o, *post_norm, *gate, *up, *down;
+  const float *rotary;   // [P, 2, D]: cosines; sines, of which the first half is negated
+  float *keys, *values;  // this layer's pool, [S, Hkv, D]
+};
+
+struct Draft {
+  int64_t num_layers, hidden, num_heads, num_kv_heads, head_dim, inner;
+  int64_t num_slots, first_slot;  // of a block; the first that predicts: 0 or 1
+  int64_t mask_id, num_tokens, num_pool_slots, num_positions;  // ids, slots, positions below these
+  double eps;
+  const DraftLayer *layers;
+  const float *embedding, *final_norm, *lm_head;
+  Chain chain;
+};
+
+struct Round {
+  int64_t num_sequences, num_threads, num_kv_slots;
+  const int64_t *anchor_ids, *context_lens;  // [B]
+  const int64_t *slots;                      // [B, N]: where the block's keys and values go
+  const int64_t *kv_slots, *kv_starts;       // of context and block together; where each begins
+  float *x, *h, *q, *queries, *k, *v, *attended, *inner;  // scratch; inner is [2, T, I]
+  float *hidden;                                          // [B, N, E], after the final norm
+  ChainPass chain;  // of base logits [B, K, Vd], and on from there if it has draft_ids
+};
+
+// out <- x * cosine + swap(x) * sine, where swap exchanges the halves of x.
+static inline void rotate_signed(const float *x, const float *rotary, int64_t D, float *out) {
+  const float *cosine = rotary, *sine = rotary + D;
+  const int64_t half = D / 2;
+  for (int64_t i = 0; i < half; i++) {
+    const float a = x[i], b = x[i + half];
+    out[i] = a * cosine[i] + b * sine[i];
+    out[i + half] = b * cosine[i + half] + a * sine[i + half];
+  }
+}
+
+struct Drafter {
+  const Draft &model;
+  const Round &round;
+  int rank, size;
+
+  int64_t num_rows() const { return round.num_sequences * model.num_slots; }
+
+  // y = x w^T for this thread's columns of all rows.
+  void linear(const float *x, int64_t K, const float *w, float *y, int64_t N) const {
+    int64_t begin, end;
+    share(N, rank, size, &begin, &end);
+    linear_columns(begin, end, num_rows(), x, K, w, K, nullptr, y, N);
+  }
+
+  void embed() const {
+    const int64_t E = model.hidden;
+    for (int64_t t = rank; t < num_rows(); t += size) {
+      const int64_t b = t / model.num_slots;
+      const int64_t id = t % model.num_slots == 0 ? round.anchor_ids[b] : model.mask_id;
+      __builtin_memcpy(round.x + t * E, model.embedding + id * E, E * sizeof(float));
+    }
+  }
+
+  // x += what was just written to y, in the columns that this thread wrote.
+  void add_own_columns(const float *y) const {
+    const int64_t E = model.hidden;
+    int64_t begin, end;
+    share(E, rank, size, &begin, &end);
+    for (int64_t t = 0; t < num_rows(); t++)
+      for (int64_t e = begin; e < end; e++) round.x[t * E + e] += y[t * E + e];
+  }
+
+  void norm_rows(const float *weight) const {
+    const int64_t E = model.hidden;
+    for (int64_t t = rank; t < num_rows(); t += size)
+      rms_norm(round.x + t * E, weight, model.eps, E, round.h + t * E);
+  }
+
+  void project(const DraftLayer &layer) const {
+    const int64_t E = model.hidden, D = model.head_dim;
+    linear(round.h, E, layer.q, round.q, model.num_heads * D);
+    linear(round.h, E, layer.k, round.k, model.num_kv_heads * D);
+    linear(round.h, E, layer.v, round.v, model.num_kv_heads * D);
+  }
+
+  // Queries go to their places by KV head, keys and values to their slots in the pool.
+  void rotate_and_store(const DraftLayer &layer) const {
+    const int64_t H = model.num_heads, Hkv = model.num_kv_heads, D = model.head_dim;
+    const int64_t N = model.num_slots, group = H / Hkv;
+    for (int64_t i = rank; i < num_rows() * (H + Hkv); i += size) {
+      const int64_t t = i / (H + Hkv), head = i % (H + Hkv), b = t / N, n = t % N;
+      const float *rotary = layer.rotary + (round.context_lens[b] + n) * 2 * D;
+      if (head < H) {
+        const int64_t place = ((b * Hkv + head / group) * N + n) * group + head % group;
+        float *q = round.q + (t * H + head) * D;
+        rms_norm(q, layer.q_norm, model.eps, D, q);
+        rotate_signed(q, rotary, D, round.queries + place * D);
+      } else {
+        const int64_t kv_head = head - H, at = (round.slots[t] * Hkv + kv_head) * D;
+        float *k = round.k + (t * Hkv + kv_head) * D;
+        rms_norm(k, layer.k_norm, model.eps, D, k);
+        rotate_signed(k, rotary, D, layer.keys + at);
+        __builtin_memcpy(layer.values + at, round.v + (t * Hkv + kv_head) * D, D * sizeof(float));
+      }
+    }
+  }
+
+  // Tasks of some queries of one block and one KV head, dealt round by round.
+  void attend_all(const DraftLayer &layer) const {
+    const int64_t Hkv = model.num_kv_heads, pairs = round.num_sequences * Hkv;
+    const int64_t count = model.num_slots * (model.num_heads / Hkv);
+    int64_t tile = count < MAX_QUERIES ? count : MAX_QUERIES;
+    if (pairs < 4 * size && count > 6) tile = (tile / 2 + 5) / 6 * 6;  // two tasks a head at least
+    int64_t turn = 0;
+    for (int64_t pair = 0; pair < pairs; pair++)
+      for (int64_t at = 0; at < count; at += tile)
+        if (turn++ % size == rank)
+          attend_queries(layer, pair, at, at + tile < count ? tile : count - at);
+  }
+
+  void attend_queries(const DraftLayer &layer, int64_t pair, int64_t at, int64_t count) const {
+    const int64_t Hkv = model.num_kv_heads, D = model.head_dim, N = model.num_slots;
+    const int64_t group = model.num_heads / Hkv, b = pair / Hkv, head = pair % Hkv;
+    float out[MAX_QUERIES * MAX_HEAD_DIM];
+    AttentionTask task;
+    task.query = round.queries + (pair * N * group + at) * D;
+    task.query_stride = count * D;
+    task.num_rows = 1;
+    task.group = count;
+    task.keys = layer.keys + head * D;
+    task.values = layer.values + head * D;
+    task.slot_stride = Hkv * D;
+    task.slots = round.kv_slots + round.kv_starts[b];
+    task.first_position = round.context_lens[b] + N - 1;
+    task.window = 0;
+    task.scale = 1.0f / sqrtf(D);
+    task.out = out;
+    task.out_stride = count * D;
+    attend(&task, D);
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t t = b * N + (at + i) / group, query_head = head * group + (at + i) % group;
+      __builtin_memcpy(round.attended + (t * model.num_heads + query_head) * D, out + i * D,
+                       D * sizeof(float));
+    }
+  }
+
+  void feed_forward(const DraftLayer &layer) const {
+    const int64_t I = model.inner;
+    float *gate = round.inner, *up = round.inner + num_rows() * I;
+    linear(round.h, model.hidden, layer.gate, gate, I);
+    linear(round.h, model.hidden, layer.up, up, I);
+    int64_t begin, end;
+    share(I, rank, size, &begin, &end);
+    for (int64_t t = 0; t < num_rows(); t++)
+      silu_times(gate + t * I + begin, up + t * I + begin, end - begin);
+  }
+
+  void run_layer(const DraftLayer &layer) const {
+    norm_rows(layer.input_norm);
+#pragma omp barrier
+    project(layer);
+#pragma omp barrier
+    rotate_and_store(layer);
+#pragma omp barrier
+    attend_all(layer);
+#pragma omp barrier
+    linear(round.attended, model.num_heads * model.head_dim, layer.o, round.h, model.hidden);
+    add_own_columns(round.h);
+#pragma omp barrier
+    norm_rows(layer.post_norm);
+#pragma omp barrier
+    feed_forward(layer);
+#pragma omp barrier
+    linear(round.inner, model.inner, layer.down, round.h, model.hidden);
+    add_own_columns(round.h);
+#pragma omp barrier
+  }
+
+  // All slots' hidden states, and those of the predicting slots once more, side by side.
+  void final_norm() const {
+    const int64_t E = model.hidden, N = model.num_slots, first = model.first_slot;
+    for (int64_t t = rank; t < num_rows(); t += size) {
+      const int64_t b = t / N, n = t % N;
+      float *hidden = round.hidden + t * E;
+      rms_norm(round.x + t * E, model.final_norm, model.eps, E, hidden);
+      if (n >= first)
+        __builtin_memcpy(round.h + (b * (N - first) + n - first) * E, hidden, E * sizeof(float));
+    }
+  }
+
+  // This thread's columns of the base logits; the chain reads them with the same shares.
+  void head() const {
+    const int64_t E = model.hidden, V = model.chain.num_outputs;
+    int64_t begin, end;
+    share(V, rank, size, &begin, &end);
+    linear_columns(begin, end, round.num_sequences * (model.num_slots - model.first_slot), round.h,
+                   E, model.lm_head, E, nullptr, round.chain.logits, V);
+  }
+
+  void run() const {
+    embed();
+#pragma omp barrier
+    for (int64_t i = 0; i < model.num_layers; i++) run_layer(model.layers[i]);
+    final_norm();
+#pragma omp barrier
+    head();
+    if (round.chain.draft_ids)
+      ChainWorker{model.chain, round.chain, round.h, round.anchor_ids, round.num_sequences, rank,
+                  size}
+          .run();
+  }
+};
+
+static inline bool all_below(const int64_t *numbers, int64_t count, int64_t limit) {
+  for (int64_t i = 0; i < count; i++)
+    if (numbers[i] < 0 || numbers[i] >= limit) return false;
+  return true;
+}
+
+// Whether every id, slot and position is one: what is outside would be read or written all the same.
+static inline bool is_within(const Draft &model, const Round &round) {
+  const int64_t B = round.num_sequences, N = model.num_slots;
+  return all_below(round.anchor_ids, B, model.num_tokens) &&
+         all_below(round.context_lens, B, model.num_positions - N + 1) &&
+         all_below(round.slots, B * N, model.num_pool_slots) &&
+         all_below(round.kv_slots, round.num_kv_slots, model.num_pool_slots);
+}

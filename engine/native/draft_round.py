@@ -1,0 +1,146 @@
+"""Draft rounds in one native call, over the network's own weights and the pool."""
+
+import ctypes
+import logging
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draft import BlockPass, BlockRequest, DSparkConfig, DSparkNetwork
+from engine.native.compiling import Kernels, NativeUnavailable
+from engine.native.draft_binding import bind
+from engine.native.draft_structs import ChainPassStruct, RoundStruct
+from kv_pool import KVPool, sequence_slots
+
+logger = logging.getLogger(__name__)
+
+_BEST_BYTES = 16  # struct Best
+
+
+class NativeRound:
+    """A BlockKernel for batches of up to max_rows slots; larger ones are PyTorch's."""
+
+    def __init__(
+        self,
+        *,
+        kernels: Kernels,
+        network: DSparkNetwork,
+        pool: KVPool,
+        max_rows: int,
+        num_threads: int,
+    ) -> None:
+        """Raises NativeUnavailable with the reason when the network is of another kind."""
+        self._kernels = kernels
+        self._network = network
+        self._pool = pool
+        self._num_threads = num_threads
+        self._max_sequences = max_rows // network.config.num_slots
+        self._binding = bind(network, pool, kernels)
+        self._reason: str | None = None
+        self._scratch = _scratch(network.config, self._max_sequences, num_threads)
+        self._outputs = _outputs(network.config, self._max_sequences)
+
+    @property
+    def reason(self) -> str | None:
+        return self._reason
+
+    @property
+    def chain_reason(self) -> str | None:
+        """Why tokens are picked by PyTorch; None where they are picked natively."""
+        return self._binding.chain_reason
+
+    def run(self, request: BlockRequest) -> BlockPass | None:
+        """See draft.BlockKernel. Raises IndexError for an id, slot or position that is none."""
+        num_sequences = len(request.context_lens)
+        if num_sequences > self._max_sequences or not self._is_bound():
+            return None
+        picks = request.sampling is None and self.chain_reason is None
+        draft_ids, confidence = self._results(num_sequences) if picks else (None, None)
+        self._call(request, draft_ids, confidence)
+        config, hidden, logits = self._network.config, *self._outputs
+        num_slots, block_size = config.num_slots, config.block_size
+        return BlockPass(
+            hidden=hidden[: num_sequences * num_slots].view(num_sequences, num_slots, -1),
+            base_logits=logits[: num_sequences * block_size].view(num_sequences, block_size, -1),
+            draft_ids=draft_ids,
+            confidence_logits=confidence,
+        )
+
+    def _results(self, num_sequences: int) -> tuple[Tensor, Tensor | None]:
+        """New ones at every call: they leave with the block."""
+        config = self._network.config
+        shape = num_sequences, config.block_size
+        confidence = torch.empty(shape) if config.has_confidence_head else None
+        return torch.empty(shape, dtype=torch.long), confidence
+
+    def _call(
+        self, request: BlockRequest, draft_ids: Tensor | None, confidence: Tensor | None
+    ) -> None:
+        num_slots, scratch = self._network.config.num_slots, self._scratch
+        context_lens = np.array(request.context_lens, dtype=np.int64)
+        kv_slots = [
+            sequence_slots(table, length + num_slots, self._pool.page_size)
+            for table, length in zip(request.page_tables, request.context_lens, strict=True)
+        ]
+        all_slots = kv_slots[0] if len(kv_slots) == 1 else np.concatenate(kv_slots)
+        kv_starts = np.cumsum([0, *(s.size for s in kv_slots[:-1])], dtype=np.int64)
+        anchor_ids, slots = request.anchor_ids.contiguous(), request.slots.contiguous()
+        assert slots.shape == (len(kv_slots), num_slots), slots.shape
+        call = RoundStruct(
+            num_sequences=len(kv_slots),
+            num_threads=self._num_threads,
+            num_kv_slots=all_slots.size,
+            anchor_ids=anchor_ids.data_ptr(),
+            context_lens=context_lens.ctypes.data,
+            slots=slots.data_ptr(),
+            kv_slots=all_slots.ctypes.data,
+            kv_starts=kv_starts.ctypes.data,
+            chain=ChainPassStruct(
+                logits=self._outputs[1].data_ptr(),
+                draft_ids=None if draft_ids is None else draft_ids.data_ptr(),
+                confidence=None if confidence is None else confidence.data_ptr(),
+                features=scratch["features"].data_ptr(),
+                found=scratch["found"].data_ptr(),
+            ),
+            hidden=self._outputs[0].data_ptr(),
+            **{name: scratch[name].data_ptr() for name in _LAYER_SCRATCH},
+        )
+        draft = ctypes.addressof(self._binding.draft)
+        if not self._kernels.draft_round(draft, ctypes.addressof(call)):
+            raise IndexError(f"an id, slot or position of a draft pass is none: {request}")
+
+    def _is_bound(self) -> bool:
+        """Whether the structs are true of the network; they are made anew if it has changed."""
+        if self._reason is None and self._binding.seats.hold:
+            return True
+        reason: str | None = None
+        try:
+            self._binding = bind(self._network, self._pool, self._kernels)
+        except NativeUnavailable as error:
+            reason = str(error)
+            if reason != self._reason:
+                logger.info("drafts go through PyTorch: %s", reason)
+        self._reason = reason
+        return reason is None
+
+
+_LAYER_SCRATCH = ("x", "h", "q", "queries", "k", "v", "attended", "inner")
+
+
+def _scratch(config: DSparkConfig, sequences: int, num_threads: int) -> dict[str, Tensor]:
+    rows, size = sequences * config.num_slots, config.hidden_size
+    heads, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    widths = {"x": size, "h": size, "q": heads, "queries": heads, "k": kv, "v": kv}
+    widths |= {"attended": heads, "inner": 2 * config.intermediate_size}
+    return {
+        **{name: torch.empty(rows, width) for name, width in widths.items()},
+        "features": torch.empty(num_threads, sequences, max(config.markov_rank, 1)),
+        "found": torch.empty(2 * num_threads * sequences * _BEST_BYTES, dtype=torch.uint8),
+    }
+
+
+def _outputs(config: DSparkConfig, sequences: int) -> tuple[Tensor, Tensor]:
+    """Hidden states of every slot and base logits of the predicting ones."""
+    hidden = torch.empty(sequences * config.num_slots, config.hidden_size)
+    return hidden, torch.empty(sequences * config.block_size, config.num_outputs)
