@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from uuid import uuid4
 
@@ -79,17 +79,23 @@ class Answers:
         return [_join(part) for part in parts]
 
     async def deltas(
-        self, asks: Sequence[Ask], *, silence_s: float | None, record: RequestRecord
+        self,
+        asks: Sequence[Ask],
+        *,
+        silence_s: float | None,
+        record: RequestRecord,
+        token_by_token: bool = False,
     ) -> AsyncGenerator[tuple[int, Delta] | Silence, None]:
         """(index of the ask, what its answer gained), in the order in which it happens.
 
-        Each answer that ends is added to the record.
+        Each answer that ends is added to the record. With token_by_token a delta has one token.
 
         When one fails, the others are cancelled and its error is raised.
         """
         inbox: asyncio.Queue[tuple[int, Delta] | Exception] = asyncio.Queue()
         tasks = [
-            asyncio.create_task(self._follow(i, ask, inbox, record)) for i, ask in enumerate(asks)
+            asyncio.create_task(self._follow(i, self._answer(ask, token_by_token), inbox, record))
+            for i, ask in enumerate(asks)
         ]
         num_open = len(tasks)
         try:
@@ -112,24 +118,24 @@ class Answers:
     async def _follow(
         self,
         index: int,
-        ask: Ask,
+        answer: AsyncGenerator[Delta, None],
         inbox: "asyncio.Queue[tuple[int, Delta] | Exception]",
         record: RequestRecord,
     ) -> None:
         asked_at = time.time()
         try:
-            async with aclosing(self._answer(ask)) as deltas:
+            async with aclosing(answer) as deltas:
                 async for delta in deltas:
                     if delta.finish is not None:
                         record.add(asked_at, delta.finish)
                     inbox.put_nowait((index, delta))
                     if delta.finish is not None:
                         return
-            raise AssertionError(f"the engine ended {ask.names[0]} without saying how")
+            raise AssertionError(f"the engine ended answer {index} without saying how")
         except Exception as error:
             inbox.put_nowait(error)
 
-    async def _answer(self, ask: Ask) -> AsyncGenerator[Delta, None]:
+    async def _answer(self, ask: Ask, token_by_token: bool) -> AsyncGenerator[Delta, None]:
         table = StopTable(ask.stops)
         answer = AnswerText(decoder=self._decoder(ask), table=table)
         request = Request(
@@ -145,7 +151,9 @@ class Answers:
             async with aclosing(self._engine.generate(request)) as events:
                 is_queued = partial(self._engine.is_queued, request.request_id)
                 async for event in in_time(events, self._limits, is_queued=is_queued):
-                    yield _delta(event, answer, clock.saw(event))
+                    seconds = clock.saw(event)
+                    for part in _one_by_one(event) if token_by_token else (event,):
+                        yield _delta(part, answer, seconds)
 
     def _decoder(self, ask: Ask) -> IncrementalDecoder:
         return self._text.decoder(
@@ -160,6 +168,14 @@ class Answers:
             yield
         finally:
             del self._running[engine_id]
+
+
+def _one_by_one(event: TokenEvent) -> Iterator[TokenEvent]:
+    """The event as one for each of its tokens; the finish comes with the last."""
+    *others, last = range(max(1, len(event.token_ids)))
+    for i in others:
+        yield replace(event, token_ids=event.token_ids[i : i + 1], finish=None)
+    yield replace(event, token_ids=event.token_ids[last:])
 
 
 def _delta(event: TokenEvent, answer: AnswerText, seconds: float) -> Delta:

@@ -8,7 +8,7 @@ from engine import EngineInfo, SamplingParams
 from server.errors import ApiError
 from server.options import NEUTRAL_SAMPLING, ServerOptions
 from server.schemas import Message, SamplingFields
-from server.text import ChatTemplateError, TextCodec
+from server.text import NO_EXTRAS, ChatExtras, ChatTemplateError, TextCodec
 
 _GREEDY_BELOW = 1e-5  # a temperature so small that dividing by it leaves float32's range
 
@@ -51,8 +51,9 @@ class Asker:
         *,
         names: tuple[str, ...],
         field: Field,
+        extras: ChatExtras = NO_EXTRAS,
     ) -> Ask:
-        prompt_ids = await self.encode(prompt, field=field)
+        prompt_ids = await self.encode(prompt, field=field, extras=extras)
         if not prompt_ids:
             raise ApiError(
                 f"'{field.prompt}' must have at least one token; found none", param=field.prompt
@@ -72,6 +73,7 @@ class Asker:
         *,
         field: Field,
         add_special_tokens: bool = True,
+        extras: ChatExtras = NO_EXTRAS,
     ) -> tuple[int, ...]:
         """Token ids of a text, of a chat, or of token ids. Long texts do not hold up others."""
         if isinstance(prompt, str):
@@ -79,7 +81,7 @@ class Asker:
                 self._text.encode, prompt, add_special_tokens=add_special_tokens
             )
         elif isinstance(prompt[0], Message):
-            ids = await self._encode_chat(prompt, field)
+            ids = await self._encode_chat(prompt, field, extras)
         else:
             ids = [token for token in prompt if isinstance(token, int)]
             self.check_vocabulary(ids, param=field.prompt)
@@ -95,11 +97,11 @@ class Asker:
             )
 
     async def _encode_chat(
-        self, messages: Sequence[int] | Sequence[Message], field: Field
+        self, messages: Sequence[int] | Sequence[Message], field: Field, extras: ChatExtras
     ) -> list[int]:
         plain = [message.plain() for message in messages if isinstance(message, Message)]
         try:
-            return await asyncio.to_thread(self._text.encode_chat, plain)
+            return await asyncio.to_thread(self._text.encode_chat, plain, extras)
         except ChatTemplateError as error:
             raise ApiError(str(error), param=field.prompt) from error
 

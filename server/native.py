@@ -12,7 +12,7 @@ from server.options import ServerOptions
 from server.schemas import Message
 from server.schemas_native import DetokenizeBody, GenerateBody, SamplingBody, TokenizeBody
 from server.stream import EventStream, unless_gone
-from server.text import TextCodec
+from server.text import ChatExtras, TextCodec
 
 
 def native_routes(
@@ -26,7 +26,10 @@ def native_routes(
         asks = await _asks(asker, body, request.state.request_id)
         if body.stream:
             deltas = answers.deltas(
-                asks, silence_s=options.keepalive_s, record=request.state.record
+                asks,
+                silence_s=options.keepalive_s,
+                record=request.state.record,
+                token_by_token=body.token_by_token,
             )
             encoder = _NativeEncoder(
                 asks, is_many=body.is_many, is_incremental=body.incremental_stream_output
@@ -40,7 +43,10 @@ def native_routes(
     async def tokenize(body: TokenizeBody) -> dict[str, object]:
         name = next(n for n in ("text", "prompt", "messages") if getattr(body, n) is not None)
         tokens = await asker.encode(
-            getattr(body, name), field=Field(name), add_special_tokens=body.add_special_tokens
+            getattr(body, name),
+            field=Field(name),
+            add_special_tokens=body.add_special_tokens,
+            extras=ChatExtras(template_kwargs=body.chat_template_kwargs or {}),
         )
         return {"tokens": tokens, "count": len(tokens), "max_model_len": max_len}
 
@@ -54,6 +60,7 @@ def native_routes(
 
 async def _asks(asker: Asker, body: GenerateBody, request_id: str) -> list[Ask]:
     param, prompts = _prompts(body)
+    extras = ChatExtras(template_kwargs=body.chat_template_kwargs or {})
     asks = []
     for i, prompt in enumerate(prompts):
         params, prefix = _sampling(body, i)
@@ -63,6 +70,7 @@ async def _asks(asker: Asker, body: GenerateBody, request_id: str) -> list[Ask]:
                 params,
                 names=_names(body, i, request_id),
                 field=Field(f"{param}.{i}" if body.is_many else param, prefix),
+                extras=extras,
             )
         )
     return asks

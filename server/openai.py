@@ -12,8 +12,10 @@ from server.answers import Answers, Delta
 from server.asking import Ask, Asker, Field
 from server.errors import ApiError
 from server.options import ServerOptions
-from server.schemas_openai import ChatBody, CompletionBody, OpenAIBody
+from server.schemas_openai import ChatBody, CompletionBody, OpenAIBody, StreamOptions
+from server.speculation import speculation_block
 from server.stream import EventStream, unless_gone
+from server.text import ChatExtras
 
 
 def openai_routes(
@@ -30,15 +32,23 @@ def openai_routes(
     }
 
     async def respond(request: Request, body: OpenAIBody, asks: list[Ask], api: "_Api") -> Response:
-        form = _Form(api, request.state.request_id, options.served_name)
+        form = _Form(
+            api,
+            request.state.request_id,
+            options.served_name,
+            with_speculation=bool(body.return_speculation),
+        )
         if body.stream:
             deltas = answers.deltas(
-                asks, silence_s=options.keepalive_s, record=request.state.record
+                asks,
+                silence_s=options.keepalive_s,
+                record=request.state.record,
+                token_by_token=body.streaming.token_by_token,
             )
-            encoder = _OpenAIEncoder(form, asks, with_usage=body.wants_usage_chunk)
+            encoder = _OpenAIEncoder(form, asks, body.streaming)
             return await EventStream.start(request, deltas, encoder)
         whole = await unless_gone(request.receive, answers.whole(asks, record=request.state.record))
-        choices = [form.choice(i, a.text, a.finish) for i, a in enumerate(whole)]
+        choices = [form.choice(i, api.whole_text(a.text), a.finish) for i, a in enumerate(whole)]
         usage = _usage([answer.finish for answer in whole])
         return JSONResponse(form.whole(choices, usage))
 
@@ -57,7 +67,13 @@ def openai_routes(
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         _check_model(body, options.served_name)
         names = _names("chatcmpl", request.state.request_id, None)
-        ask = await asker.ask(body.messages, body, names=names, field=Field("messages"))
+        ask = await asker.ask(
+            body.messages,
+            body,
+            names=names,
+            field=Field("messages"),
+            extras=ChatExtras(template_kwargs=body.chat_template_kwargs or {}),
+        )
         return await respond(request, body, [ask], _CHAT)
 
     @router.get("/models")
@@ -126,8 +142,9 @@ _CHAT = _Api(
 class _Form:
     """The parts of one response or stream that stay the same."""
 
-    def __init__(self, api: _Api, request_id: str, model: str) -> None:
+    def __init__(self, api: _Api, request_id: str, model: str, *, with_speculation: bool) -> None:
         self.api = api
+        self._with_speculation = with_speculation
         self._common = {
             "id": f"{api.id_prefix}-{request_id}",
             "created": int(time.time()),
@@ -142,49 +159,63 @@ class _Form:
     def chunk(self, choices: Sequence[Mapping[str, object]]) -> dict[str, object]:
         return {**self._common, "object": self.api.chunk, "choices": choices}
 
-    def choice(self, index: int, text: str, finish: Finish) -> dict[str, object]:
-        return _choice(index, self.api.whole_text(text), finish)
-
-
-def _choice(index: int, said: Mapping[str, object], finish: Finish | None) -> dict[str, object]:
-    choice: dict[str, object] = {
-        "index": index,
-        **said,
-        "logprobs": None,
-        "finish_reason": finish.reason.value if finish else None,
-    }
-    if finish is not None:
-        choice["stop_reason"] = finish.matched  # vLLM's: which stop it was
-    return choice
+    def choice(
+        self, index: int, said: Mapping[str, object], finish: Finish | None
+    ) -> dict[str, object]:
+        """A choice as a whole, or with what it gained."""
+        choice: dict[str, object] = {
+            "index": index,
+            **said,
+            "logprobs": None,
+            "finish_reason": finish.reason.value if finish else None,
+        }
+        if finish is not None:
+            choice["stop_reason"] = finish.matched  # vLLM's: which stop it was
+            if self._with_speculation:
+                choice["speculation"] = speculation_block(finish.speculation)
+        return choice
 
 
 class _OpenAIEncoder:
     """Chunks of new text; the last of each choice has its finish reason."""
 
-    def __init__(self, form: _Form, asks: Sequence[Ask], *, with_usage: bool) -> None:
+    def __init__(self, form: _Form, asks: Sequence[Ask], streaming: StreamOptions) -> None:
         self._form = form
-        self._with_usage = with_usage
+        self._asks = asks
+        self._streaming = streaming
+        self._num_tokens = 0  # of all choices
         self._unopened = set(range(len(asks))) if form.api.opening else set()
         self._finishes: list[Finish] = []
 
     def encode(self, index: int, delta: Delta) -> Iterator[Mapping[str, object]]:
+        self._num_tokens += len(delta.token_ids)
         opening = self._form.api.opening
         if opening is not None and index in self._unopened:
             self._unopened.discard(index)
-            yield self._chunk(_choice(index, opening, None))
+            yield self._chunk(self._form.choice(index, opening, None))
         if delta.finish is not None:
             self._finishes.append(delta.finish)
-        if delta.text or delta.finish is not None:
+        if delta.text or delta.finish is not None or self._streaming.token_by_token:
             said = self._form.api.chunk_text(delta.text)
-            yield self._chunk(_choice(index, said, delta.finish))
+            yield self._chunk(self._form.choice(index, said, delta.finish))
 
     def end(self) -> Iterator[Mapping[str, object]]:
-        if self._with_usage:
+        if self._streaming.include_usage:
             yield {**self._form.chunk([]), "usage": _usage(self._finishes)}
 
     def _chunk(self, choice: Mapping[str, object]) -> Mapping[str, object]:
         chunk = self._form.chunk([choice])
-        return {**chunk, "usage": None} if self._with_usage else chunk
+        if self._streaming.continuous_usage_stats:
+            return {**chunk, "usage": self._usage_so_far()}
+        return {**chunk, "usage": None} if self._streaming.include_usage else chunk
+
+    def _usage_so_far(self) -> dict[str, object]:
+        prompt = sum(len(ask.prompt_ids) for ask in self._asks)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._num_tokens,
+            "total_tokens": prompt + self._num_tokens,
+        }
 
 
 def _usage(finishes: Sequence[Finish]) -> dict[str, object]:

@@ -138,6 +138,37 @@ class Message(Body):
 Messages = Annotated[list[Message], Field(min_length=1)]
 
 
+_TEMPLATE_OPTIONS = frozenset(  # of transformers' apply_chat_template; the server sets them itself
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "conversations",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+
+
+def _only_for_the_template(kwargs: dict[str, Any]) -> dict[str, Any]:
+    if taken := sorted(_TEMPLATE_OPTIONS & set(kwargs)):
+        raise ValueError(f"must not name {', '.join(taken)}, which the server sets itself")
+    return kwargs
+
+
+TemplateKwargs = Annotated[dict[Text, Any], AfterValidator(_only_for_the_template)]
+
+
 class SamplingFields(Body):
     """The sampling fields that both APIs call by the same names."""
 

@@ -15,6 +15,7 @@ from server.schemas import (
     RequestId,
     SamplingFields,
     Seed,
+    TemplateKwargs,
     Text,
     TokenId,
 )
@@ -140,6 +141,8 @@ class GenerateBody(Body):
         _choice(_one_or_many, "a string or a list of strings"),
     ] = None
     stream: bool = False
+    token_by_token: bool = False  # a stream has an event for each token
+    chat_template_kwargs: TemplateKwargs | None = None
     incremental_stream_output: bool = False  # a stream's events carry what is new, not all so far
 
     @property
@@ -156,6 +159,7 @@ class GenerateBody(Body):
         if len(given) != 1:
             found = " and ".join(given) or "none of them"
             raise ValueError(f"send exactly one of text, input_ids and messages; found {found}")
+        _check_template_kwargs(self)
         return self
 
     @model_validator(mode="after")
@@ -198,6 +202,7 @@ class TokenizeBody(Body):
     text: Text | None = None
     prompt: Text | None = None
     messages: Messages | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     add_special_tokens: bool = True  # of a text; a chat template writes its own
 
     @model_validator(mode="after")
@@ -206,6 +211,7 @@ class TokenizeBody(Body):
         if len(given) != 1:
             found = " and ".join(given) or "none of them"
             raise ValueError(f"send exactly one of text, prompt and messages; found {found}")
+        _check_template_kwargs(self)
         return self
 
 
@@ -214,3 +220,8 @@ class DetokenizeBody(Body):
 
     tokens: list[TokenId]
     skip_special_tokens: bool = True
+
+
+def _check_template_kwargs(body: GenerateBody | TokenizeBody) -> None:
+    if body.chat_template_kwargs and body.messages is None:
+        raise field_error("kind", "chat_template_kwargs", "is only accepted with 'messages'")

@@ -6,7 +6,15 @@ from typing import Annotated, ClassVar, Self, cast
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.bad_body import field_error
-from server.schemas import MAX_PROMPTS, Body, Messages, Prompt, PromptIds, SamplingFields
+from server.schemas import (
+    MAX_PROMPTS,
+    Body,
+    Messages,
+    Prompt,
+    PromptIds,
+    SamplingFields,
+    TemplateKwargs,
+)
 
 _NO_EFFECT = frozenset(
     {
@@ -44,9 +52,10 @@ _UNSERVED: Mapping[str, tuple[object, ...]] = {
 
 class StreamOptions(Body):
     IGNORED = frozenset({"include_obfuscation"})
-    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {"continuous_usage_stats": (False,)}
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # usage so far in every chunk, vLLM's name
+    token_by_token: bool = False  # a chunk for each token, however many a step has committed
 
 
 class OpenAIBody(SamplingFields):
@@ -58,13 +67,14 @@ class OpenAIBody(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1)
+    return_speculation: bool | None = None  # how the draft fared, in each choice at its end
 
     def token_limit(self) -> tuple[str, int | None]:
         return "max_tokens", self.max_tokens
 
     @property
-    def wants_usage_chunk(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+    def streaming(self) -> StreamOptions:
+        return self.stream_options or StreamOptions()
 
     @model_validator(mode="after")
     def _options_belong_to_a_stream(self) -> Self:
@@ -133,13 +143,13 @@ class ChatBody(OpenAIBody):
         "verbosity": (),
         "web_search_options": (),
         "chat_template": (),
-        "chat_template_kwargs": ({},),
         "add_generation_prompt": (True,),
         "continue_final_message": (False,),
     }
 
     messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1)
+    chat_template_kwargs: TemplateKwargs | None = None
 
     def token_limit(self) -> tuple[str, int | None]:
         if self.max_completion_tokens is not None:

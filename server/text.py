@@ -1,10 +1,9 @@
 """Text and token ids: encoding, chat templates, and decoding while an answer grows."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
-
-from jinja2 import TemplateError
 
 _REPLACEMENT = "\ufffd"  # what a decoder says for bytes that are no character (yet)
 _NO_LIMIT = 10**30  # transformers' own way to say so
@@ -13,6 +12,17 @@ _LONG_TAIL = 32  # undecided tokens after which a decoder looks for a place to b
 
 class ChatTemplateError(ValueError):
     """The model has no chat template, or its template refuses these messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatExtras:
+    """What a chat template is given besides the messages."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+NO_EXTRAS = ChatExtras()
 
 
 class Tokenizer(Protocol):
@@ -79,7 +89,9 @@ class TextCodec:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], extras: ChatExtras = NO_EXTRAS
+    ) -> list[int]:
         """Messages of a role and a content each, up to where the assistant begins to speak.
 
         The template writes the special tokens itself, so none are added.
@@ -89,9 +101,13 @@ class TextCodec:
             raise ChatTemplateError("this model has no chat template")
         try:
             text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in extras.tools] or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **extras.template_kwargs,
             )
-        except (TemplateError, ValueError) as error:
+        except Exception as error:  # a template is a program, and fails as programs do
             raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
         return self.encode(text, add_special_tokens=False)
 

@@ -1,5 +1,6 @@
 """A tokenizer of bytes: text and ids are as close as they can be."""
 
+import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -44,11 +45,16 @@ class ByteTokenizer:
         return b"".join(parts).decode(errors="replace")
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        assert options == {"tokenize": False, "add_generation_prompt": True}, options
+        """A line a message; `opening` stands before them, tools in a line of their own."""
+        assert options.pop("tokenize") is False
+        assert options.pop("add_generation_prompt") is True
+        tools, opening = options.pop("tools"), options.pop("opening", "")
+        assert options.keys() <= {"enable_thinking"}, options
         if any(message["role"] == "system" for message in conversation[1:]):
             raise TemplateError("system must come first")
         said = "".join(f"{m['role']}: {m['content']}\n" for m in conversation)
-        return f"{said}assistant: "
+        offered = f"tools: {json.dumps(tools)}\n" if tools else ""
+        return f"{opening + offered + said}assistant: "
 
 
 def byte_codec() -> TextCodec:

@@ -11,9 +11,11 @@ from server.keys import Keys
 from tests.server.byte_text import BOS
 from tests.server.conftest import Connect
 from tests.server.fakes import FakeEngine, app_with, served
+from tests.server.test_bad_input import error_of
 from tests.server.test_native import events_of
 
 USER = {"role": "user", "content": "hi"}
+MESSAGES = {"messages": [USER]}
 
 
 @pytest.fixture(scope="module")
@@ -246,3 +248,81 @@ def test_both_names_of_the_limit_may_agree_but_not_differ(connect: Connect) -> N
         assert response.status_code == status
         if status == 400:
             assert "'max_completion_tokens' is 6" in response.json()["error"]["message"]
+
+
+def test_usage_so_far_is_in_every_chunk_that_asks_for_it(client: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(
+        client.completions.create(
+            model="tiny", prompt=["abcdefg", "xy"], stream=True, stream_options=options
+        )
+    )
+    said = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+    assert len(said) == len(chunks)
+    assert said == sorted(said)
+    assert said[-2:] == [11, 11]  # the last chunk of text, and the one without choices
+    assert all(chunk.usage and chunk.usage.prompt_tokens == 11 for chunk in chunks)
+
+
+def test_a_stream_can_come_token_by_token(connect: Connect) -> None:
+    engine = FakeEngine("abc👍", tokens_per_step=5)
+    options = {"token_by_token": True}
+    for route, prompt in (("completions", {"prompt": "a"}), ("chat/completions", MESSAGES)):
+        body = {**prompt, "stream": True, "stream_options": options}
+        events = events_of(connect(engine).post(f"/v1/{route}", json=body).text)
+        choices = [event["choices"][0] for event in events if "role" not in str(event)]
+        texts = [c.get("text", c.get("delta", {}).get("content", "")) for c in choices]
+        assert texts == ["a", "b", "c", "", "", "", "👍", ""]  # four bytes, and the end of text
+        assert [c["finish_reason"] for c in choices] == [None] * 7 + ["stop"]
+    body = {"text": "a", "stream": True, "incremental_stream_output": True}
+    native = connect(engine).post("/generate", json={**body, "token_by_token": True}).text
+    assert [len(event["output_ids"]) for event in events_of(native)] == [1] * 8
+
+
+def test_a_choice_tells_how_its_draft_fared_when_asked(connect: Connect) -> None:
+    client = connect()
+    expected = {
+        "accept_length": pytest.approx(1 + 4 / 3),
+        "accept_rate": pytest.approx(4 / 12),
+        "accept_histogram": [1, 0, 2],
+        "num_rounds": 3,
+        "num_draft_tokens": 12,
+        "num_accepted_tokens": 4,
+    }
+    body = {"prompt": ["a", "b"], "return_speculation": True}
+    whole = client.post("/v1/completions", json=body).json()["choices"]
+    assert [choice["speculation"] for choice in whole] == [expected] * 2
+    chat = client.post("/v1/chat/completions", json={**MESSAGES, "return_speculation": True})
+    assert chat.json()["choices"][0]["speculation"] == expected
+    stream = client.post("/v1/completions", json={**body, "stream": True}).text
+    told = [c for event in events_of(stream) for c in event["choices"] if "speculation" in c]
+    assert [(c["speculation"], c["finish_reason"]) for c in told] == [(expected, "stop")] * 2
+    assert "speculation" not in client.post("/v1/completions", json={"prompt": "a"}).text
+
+
+def test_the_chat_template_is_given_its_arguments(connect: Connect) -> None:
+    engine = FakeEngine()
+    client = connect(engine)
+    body = {**MESSAGES, "chat_template_kwargs": {"opening": "Hear: "}}
+    for route in ("/v1/chat/completions", "/generate", "/tokenize"):
+        response = client.post(route, json=body)
+        assert response.status_code == 200, response.text
+    assert bytes(response.json()["tokens"]).startswith(b"Hear: user: hi")
+    assert all(bytes(r.prompt_ids).startswith(b"Hear: ") for r in engine.requests)
+
+
+def test_arguments_that_are_the_servers_or_break_the_template_are_refused(
+    connect: Connect,
+) -> None:
+    client = connect()
+    for kwargs, param in (
+        ({"tokenize": False}, "chat_template_kwargs"),
+        ({"conversations": []}, "chat_template_kwargs"),
+        ({"opening": 5}, "messages"),  # the template adds it to a text
+    ):
+        response = client.post(
+            "/v1/chat/completions", json={**MESSAGES, "chat_template_kwargs": kwargs}
+        )
+        assert error_of(response)["param"] == param
+    error = error_of(client.post("/generate", json={"text": "a", "chat_template_kwargs": {"a": 1}}))
+    assert "with 'messages'" in error["message"]
