@@ -1,6 +1,7 @@
-"""Every failure as a status code and one body shape.
+"""Every failure as a status code and one body shape; Anthropic's routes have that API's own.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+    {"type": "error", "error": {"type": ..., "message": ...}}
 
 The table below is the one place that gives an engine's error its status.
 """
@@ -31,6 +32,18 @@ _ENGINE_ERRORS: tuple[tuple[type[EngineError], int, str], ...] = (
     (EngineDead, 503, "engine_dead"),
     (EngineError, 500, "engine_error"),
 )
+
+ANTHROPIC_PATH = "/v1/messages"
+
+_ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 _TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
@@ -68,13 +81,23 @@ class Failure:
             }
         }
 
-    def response(self, headers: Mapping[str, str] | None = None) -> Response:
+    @property
+    def anthropic_body(self) -> dict[str, object]:
+        """The shape of Anthropic's API, which has no place for param and code."""
+        kind = _ANTHROPIC_TYPES.get(self.status)
+        if kind is None:
+            kind = "invalid_request_error" if self.status < 500 else "api_error"
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def response(self, path: str, headers: Mapping[str, str] | None = None) -> Response:
+        """In the shape of the API that the path belongs to."""
         headers = dict(headers or {})
         if self.status in (429, 503):
             headers.setdefault("retry-after", str(_RETRY_AFTER_S))
         if self.status == 401:
             headers.setdefault("www-authenticate", "Bearer")
-        return JSONResponse(self.body, status_code=self.status, headers=headers)
+        body = self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.body
+        return JSONResponse(body, status_code=self.status, headers=headers)
 
 
 class ApiError(Exception):
@@ -133,7 +156,7 @@ def _http_failure(error: HTTPException) -> Failure:
 
 
 async def _known(request: Request, error: Exception) -> Response:
-    return failure_of(error).response()
+    return failure_of(error).response(request.url.path)
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -149,7 +172,7 @@ async def _http(request: Request, error: Exception) -> Response:
             f"{request.url.path} does not take {request.method}; accepted: {accepted}",
             code="method_not_allowed",
         )
-    return failure.response(error.headers)
+    return failure.response(request.url.path, error.headers)
 
 
 async def _gone(request: Request, error: Exception) -> Response:

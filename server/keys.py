@@ -41,7 +41,7 @@ class ApiKeys:
         given = _given_key(Headers(scope=scope))
         is_admin, is_caller = _is_one_of(given, self._admins), _is_one_of(given, self._callers)
         if self._callers and not is_admin and not is_caller:
-            return await _REFUSAL.response()(scope, receive, send)
+            return await _REFUSAL.response(scope["path"])(scope, receive, send)
         state = scope.setdefault("state", {})
         state["may_steer"] = is_admin or not self._admins
         state["has_key"] = is_admin or is_caller

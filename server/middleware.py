@@ -55,7 +55,7 @@ class BodyLimit:
             return await self._app(scope, receive, send)
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdecimal() and int(announced) > self._max_bytes:
-            return await self._refusal(announced).response()(scope, receive, send)
+            return await self._refusal(announced).response(scope["path"])(scope, receive, send)
         num_read = 0
 
         async def counted() -> Message:
@@ -97,4 +97,4 @@ class Crashes:
             if has_begun or scope["type"] != "http":
                 raise
             logger.exception("path=%s status=500", scope["path"])
-            await failure_of(error).response()(scope, receive, send)
+            await failure_of(error).response(scope["path"])(scope, receive, send)

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from engine import Finish
 from server.answers import Answers, Delta
 from server.asking import Ask, Asker, Field
-from server.errors import ApiError
+from server.model_name import check_model, unknown_model
 from server.options import ServerOptions
 from server.schemas_openai import ChatBody, CompletionBody, OpenAIBody, StreamOptions
 from server.speculation import speculation_block
@@ -54,7 +54,7 @@ def openai_routes(
 
     @router.post("/completions", response_model=None)
     async def completions(body: CompletionBody, request: Request) -> Response:
-        _check_model(body, options.served_name)
+        check_model(body.model, options.served_name)
         prompts, asks = body.prompts(), []
         for i, prompt in enumerate(prompts):
             many = len(prompts) > 1
@@ -65,7 +65,7 @@ def openai_routes(
 
     @router.post("/chat/completions", response_model=None)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
-        _check_model(body, options.served_name)
+        check_model(body.model, options.served_name)
         names = _names("chatcmpl", request.state.request_id, None)
         ask = await asker.ask(
             body.messages,
@@ -83,24 +83,10 @@ def openai_routes(
     @router.get("/models/{name:path}")
     async def one_model(name: str) -> dict[str, object]:
         if name != options.served_name:
-            raise _unknown_model(name, options.served_name)
+            raise unknown_model(name, options.served_name)
         return model
 
     return router
-
-
-def _check_model(body: OpenAIBody, served: str) -> None:
-    if body.model is not None and body.model != served:
-        raise _unknown_model(body.model, served)
-
-
-def _unknown_model(found: str, served: str) -> ApiError:
-    return ApiError(
-        f"model {found!r} is not served; accepted: {served!r}",
-        status=404,
-        param="model",
-        code="model_not_found",
-    )
 
 
 def _names(kind: str, request_id: str, index: int | None) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """Server-sent events, and what happens when the client is gone: the work is cancelled."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
 from typing import Protocol, TypeVar
@@ -11,6 +10,7 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.answers import Delta, Silence
+from server.dialects import OPENAI, Dialect
 from server.errors import CLIENT_CLOSED, ClientGone, failure_of
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,6 @@ T = TypeVar("T")
 Deltas = AsyncGenerator[tuple[int, Delta] | Silence, None]
 
 _KEEPALIVE = b": keepalive\n\n"
-_DONE = b"data: [DONE]\n\n"
 
 
 class Encoder(Protocol):
@@ -53,7 +52,7 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
 
 
 class EventStream(Response):
-    """A response of server-sent events, ended by [DONE], or by an error event without it.
+    """A response of server-sent events, in an API's dialect: to its end, or to an error event.
 
     Leaving it by any door (end, error, lost client, shutdown) closes the deltas, and so
     cancels what the engine still does for them.
@@ -61,18 +60,28 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, *, first: tuple[int, Delta] | Silence, rest: Deltas, encoder: Encoder):
+    def __init__(
+        self,
+        *,
+        first: tuple[int, Delta] | Silence,
+        rest: Deltas,
+        encoder: Encoder,
+        dialect: Dialect = OPENAI,
+    ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._first = first
         self._rest = rest
         self._encoder = encoder
+        self._dialect = dialect
 
     @classmethod
-    async def start(cls, request: Request, deltas: Deltas, encoder: Encoder) -> "EventStream":
+    async def start(
+        cls, request: Request, deltas: Deltas, encoder: Encoder, dialect: Dialect = OPENAI
+    ) -> "EventStream":
         """Waits for the first sign of life, so that a refusal is still a status code."""
         first = await unless_gone(request.receive, anext(deltas))
-        return cls(first=first, rest=deltas, encoder=encoder)
+        return cls(first=first, rest=deltas, encoder=encoder, dialect=dialect)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.setdefault("state", {})
@@ -90,24 +99,22 @@ class EventStream(Response):
             await _send(send, self._frames(self._first))
             async for item in self._rest:
                 await _send(send, self._frames(item))
-            await _send(send, _data(self._encoder.end()) + _DONE)
+            await _send(send, self._written(self._encoder.end()) + self._dialect.done)
         except Exception as error:
             failure = failure_of(error)
             state["status"] = failure.status
             if failure.status >= 500:
                 logger.error("path=%s: the stream broke off", path, exc_info=error)
-            await _send(send, _data([failure.body]))
+            await _send(send, self._written([self._dialect.error(failure)]))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _frames(self, item: tuple[int, Delta] | Silence) -> bytes:
-        return _KEEPALIVE if isinstance(item, Silence) else _data(self._encoder.encode(*item))
+        if isinstance(item, Silence):
+            return _KEEPALIVE
+        return self._written(self._encoder.encode(*item))
 
-
-def _data(events: Iterable[Mapping[str, object]]) -> bytes:
-    return b"".join(
-        b"data: " + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-        for event in events
-    )
+    def _written(self, events: Iterable[Mapping[str, object]]) -> bytes:
+        return b"".join(map(self._dialect.frame, events))
 
 
 async def _send(send: Send, frames: bytes) -> None:
