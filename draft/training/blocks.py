@@ -62,6 +62,7 @@ class MicroBatch:
     block_owners: Int[Tensor, "B"]
     labels: Labels
     target_hidden: Float[Tensor, "B K E"]  # from which the target says each label
+    log_normaliser: Float[Tensor, "B K"]  # of the target's logits there
 
     @classmethod
     def of(
@@ -75,6 +76,10 @@ class MicroBatch:
         lengths = [len(e.token_ids) for e in examples]
         counts = [len(a) for a in anchors]
         owners = torch.arange(len(examples))
+        places = [
+            _said_from(a, block_size=block_size, length=n)
+            for a, n in zip(anchors, lengths, strict=True)
+        ]
         return cls(
             taps=torch.cat([e.hidden.taps for e in examples]),
             context_positions=torch.cat([torch.arange(n) for n in lengths]),
@@ -86,10 +91,10 @@ class MicroBatch:
                 torch.cat([x.ids for x in labels]), torch.cat([x.is_valid for x in labels])
             ),
             target_hidden=torch.cat(
-                [
-                    _said_from(e, a, block_size=block_size)
-                    for e, a in zip(examples, anchors, strict=True)
-                ]
+                [e.hidden.final[at] for e, at in zip(examples, places, strict=True)]
+            ),
+            log_normaliser=torch.cat(
+                [e.hidden.log_normaliser[at] for e, at in zip(examples, places, strict=True)]
             ),
         )
 
@@ -103,12 +108,10 @@ class MicroBatch:
             block_owners=self.block_owners.to(device),
             labels=Labels(self.labels.ids.to(device), self.labels.is_valid.to(device)),
             target_hidden=self.target_hidden.to(device),
+            log_normaliser=self.log_normaliser.to(device),
         )
 
 
-def _said_from(
-    example: Example, anchors: Int[Tensor, "B"], *, block_size: int
-) -> Float[Tensor, "B K E"]:
-    """The target's final hidden state one position before each label."""
-    places = anchors[:, None] + torch.arange(block_size)  # (B, K)
-    return example.hidden.final[places.clamp(max=len(example.token_ids) - 1)]
+def _said_from(anchors: Int[Tensor, "B"], *, block_size: int, length: int) -> Int[Tensor, "B K"]:
+    """Where the target says each label: one position before it."""
+    return (anchors[:, None] + torch.arange(block_size)).clamp(max=length - 1)

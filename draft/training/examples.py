@@ -15,6 +15,7 @@ class HiddenStates:
 
     taps: Float[Tensor, "T A"]  # the tapped layers side by side
     final: Float[Tensor, "T E"]  # after the final norm: what the target's head reads
+    log_normaliser: Float[Tensor, "T"]  # float32: log of the sum of exp of the target's logits
 
 
 # Token ids of one sequence -> its hidden states, by one teacher-forced pass of the target.
@@ -84,7 +85,9 @@ class OnlineExamples:
 
 
 def rounded(hidden: HiddenStates) -> HiddenStates:
-    """In bfloat16, on the processor."""
+    """Vectors in bfloat16, on the processor."""
     return HiddenStates(
-        hidden.taps.to("cpu", torch.bfloat16), hidden.final.to("cpu", torch.bfloat16)
+        hidden.taps.to("cpu", torch.bfloat16),
+        hidden.final.to("cpu", torch.bfloat16),
+        hidden.log_normaliser.to("cpu", torch.float32),
     )

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from jaxtyping import Int
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from draft.config import DSparkConfig
 from draft.network import DSparkNetwork
@@ -29,6 +31,8 @@ def export_draft(
         for name, tensor in network.state_dict().items()
         if name not in _LENT
     }
+    if network.vocabulary is not None:
+        tensors |= _vocabulary_maps(network.vocabulary.target_ids, network.config.vocab_size)
     config = native_config(network.config, num_target_layers=num_target_layers)
     try:
         with whole_file(folder / "model.safetensors") as partial:
@@ -36,6 +40,14 @@ def export_draft(
     except SafetensorError as error:
         raise OSError(f"{folder / 'model.safetensors'} cannot be written: {error}") from error
     write_text(folder / "config.json", json.dumps({**config, **more}, indent=2, sort_keys=True))
+
+
+def _vocabulary_maps(target_ids: Int[Tensor, "Vd"], vocab_size: int) -> dict[str, Tensor]:
+    """d2t, offsets from draft ids to target ids, and t2d, a mask of the target's vocabulary."""
+    words = target_ids.to("cpu")
+    mask = torch.zeros(vocab_size, dtype=torch.bool)
+    mask[words] = True
+    return {"d2t": words - torch.arange(len(words)), "t2d": mask}
 
 
 def write_text(path: Path, text: str) -> None:
@@ -49,7 +61,8 @@ def native_config(config: DSparkConfig, *, num_target_layers: int) -> dict[str, 
     thetas = {layer.rope_theta for layer in config.layers}
     assert len(thetas) == 1, f"layers differ in rope_theta: {sorted(thetas)}"
     assert not any(layer.sliding_window for layer in config.layers), "sliding windows"
-    return {
+    own = {} if config.draft_vocab_size is None else {"draft_vocab_size": config.draft_vocab_size}
+    return own | {
         "architectures": ["Qwen3DSparkModel"],
         "model_type": "qwen3",
         "attention_bias": config.attention_bias,

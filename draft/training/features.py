@@ -14,13 +14,15 @@ from draft.training.examples import ComputeHidden, Example, HiddenStates, TokenS
 from draft.training.whole_file import whole_file
 
 _BYTES = 2  # of a bfloat16
+_NORMALISER_BYTES = 4  # of a float32
+_PARTS = ("taps", "final", "log_normaliser")  # in the order of HiddenStates
 _SHARD_TOKENS = 1 << 16
 
 
 class CachedExamples:
     """Sequences whose hidden states were computed once.
 
-        shard-00000.safetensors   0.taps [T0, A]  0.final [T0, E]  1.taps ...   metadata: whose
+        shard-00000.safetensors   0.taps [T0, A]  0.final [T0, E]  0.log_normaliser [T0]  1.taps ...
 
     A shard that another target, other taps or other sequences made is computed anew; so a
     killed run continues with the first shard that is missing.
@@ -68,17 +70,15 @@ class CachedExamples:
 
     def example(self, index: int) -> Example:
         with safe_open(self._path(self._shard_of[index]), framework="pt") as file:
-            taps, final = file.get_tensor(f"{index}.taps"), file.get_tensor(f"{index}.final")
-        return Example(
-            self.token_ids(index), self.is_answer(index), HiddenStates(taps=taps, final=final)
-        )
+            hidden = HiddenStates(*(file.get_tensor(f"{index}.{name}") for name in _PARTS))
+        return Example(self.token_ids(index), self.is_answer(index), hidden)
 
     def _write(self, number: int) -> None:
         tensors: dict[str, Tensor] = {}
         for index in self._shards[number]:
             hidden = rounded(self._compute(self.token_ids(index)))
-            tensors[f"{index}.taps"] = hidden.taps.contiguous()
-            tensors[f"{index}.final"] = hidden.final.contiguous()
+            for name in _PARTS:
+                tensors[f"{index}.{name}"] = getattr(hidden, name).contiguous()
         try:
             with whole_file(self._path(number)) as partial:
                 save_file(tensors, partial, metadata={"of": self._name(number)})
@@ -104,7 +104,7 @@ class CachedExamples:
 def cache_bytes(sequences: Sequence[TokenSequence], *, aux_size: int, hidden_size: int) -> int:
     """Disk that a cache of these sequences takes."""
     tokens = sum(len(sequence.token_ids) for sequence in sequences)
-    return tokens * (aux_size + hidden_size) * _BYTES
+    return tokens * ((aux_size + hidden_size) * _BYTES + _NORMALISER_BYTES)
 
 
 def _split(sequences: Sequence[TokenSequence], shard_tokens: int) -> list[list[int]]:

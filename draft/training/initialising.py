@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from draft.config import DSparkConfig
@@ -31,8 +31,12 @@ def new_network(
     max_positions: int,
     seed: int,
     device: torch.device,
+    words: Int[Tensor, "Vd"] | None = None,
 ) -> DSparkNetwork:
     """A float32 network whose embedding and head are the target's own tensors, never trained.
+
+    words: target ids, ascending, of a draft with a vocabulary of its own; its head is the
+    target's rows for them.
 
     Without `start` every matrix is random, with a standard deviation of 1 / sqrt(3 * inputs).
     With it, layers and the final norm begin as the target's wherever the shapes agree, and the
@@ -49,8 +53,12 @@ def new_network(
     if start is not None:
         _begin_like(tensors, start)
     placed = {name: tensor.to(device) for name, tensor in tensors.items()}
-    frozen = {_EMBEDDING: embedding.detach(), _LM_HEAD: lm_head.detach()}
+    head = lm_head.detach() if words is None else lm_head.detach()[words.to(lm_head.device)]
+    frozen = {_EMBEDDING: embedding.detach(), _LM_HEAD: head}
     network.load_state_dict(placed | frozen, strict=True, assign=True)
+    if network.vocabulary is not None:
+        assert words is not None, "a reduced vocabulary without words"
+        network.vocabulary.target_ids = words.to(device)
     return make_trainable(network)
 
 

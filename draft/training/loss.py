@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from draft.training.blocks import Labels
 from draft.training.forward import BlockGuesses
+from draft.vocabulary import UNSAYABLE
 
 _TINY = 1e-6
 
@@ -56,17 +56,22 @@ class SlotLosses:
 
 
 def slot_losses(
-    guesses: BlockGuesses, labels: Labels, target_logits: Float[Tensor, "B K V"]
+    guesses: BlockGuesses, words: Int[Tensor, "B K"], p: Float[Tensor, "B K Vd"]
 ) -> SlotLosses:
     """The terms for every slot; those of slots that do not count mean nothing.
 
-    p = softmax(target_logits) at temperature 1, q = softmax of the draft's corrected logits. The
-    confidence is taught 1 - |q - p| / 2 as it is now; the gradient goes into the network too.
+    words: labels in draft ids, UNSAYABLE where the draft has no word: no cross-entropy there.
+    p: the target's distribution at temperature 1 on the draft's words, float32. What it gives to
+    other tokens counts for L1 as well, for there q is 0. q = softmax of the draft's corrected
+    logits. The confidence is taught 1 - |q - p| / 2 as it is now; the gradient goes into the
+    network too.
     """
     log_q = torch.log_softmax(guesses.logits.float(), dim=-1)
-    cross_entropy = F.nll_loss(log_q.flatten(0, 1), labels.ids.flatten(), reduction="none")
-    p = torch.softmax(target_logits.float(), dim=-1)
-    l1 = (log_q.exp() - p).abs().sum(dim=-1)
+    cross_entropy = F.nll_loss(
+        log_q.flatten(0, 1), words.flatten(), reduction="none", ignore_index=UNSAYABLE
+    )
+    unsayable = (1 - p.sum(dim=-1)).clamp(min=0)
+    l1 = (log_q.exp() - p).abs().sum(dim=-1) + unsayable
     confidence = error = None
     if guesses.confidence_logits is not None:
         chance = (1 - l1.detach() / 2).clamp(0, 1)

@@ -17,7 +17,7 @@ from draft.training.loss import SlotLosses, slot_losses, slot_weights
 from draft.training.recipe import Recipe
 
 _EPOCH_STREAM, _ANCHOR_STREAM = 1, 2
-_LIVE_LOGITS = 9  # tensors of [slots, V] in float32 at the worst moment: forward and backward
+_LIVE_LOGITS = 9  # tensors of [slots, Vd] in float32 at the worst moment: forward and backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +140,14 @@ def losses_of(network: DSparkNetwork, batch: MicroBatch, *, autocast: bool) -> S
     """Forward pass and terms of one micro-batch. The target speaks through its own head."""
     with torch.autocast(batch.taps.device.type, torch.bfloat16, enabled=autocast):
         guesses = guess_blocks(network, batch)
-        with torch.no_grad():
-            head = network.lm_head.get_parameter("weight")
-            target_logits = F.linear(batch.target_hidden.to(head.dtype), head)
-    return slot_losses(guesses, batch.labels, target_logits)
+    words = batch.labels.ids
+    if network.vocabulary is not None:
+        words = network.vocabulary.from_target(words, vocab_size=network.config.vocab_size)
+    with torch.no_grad():
+        head = network.lm_head.get_parameter("weight")
+        logits = F.linear(batch.target_hidden.to(head.dtype), head).float()
+        p = torch.exp(logits - batch.log_normaliser[..., None])
+    return slot_losses(guesses, words, p)
 
 
 def seeded(seed: int, *words: int) -> torch.Generator:
@@ -165,5 +169,5 @@ def peak_bytes(network: DSparkNetwork, recipe: Recipe, *, longest: int) -> int:
     frozen = sum(p.nbytes for p in network.parameters() if not p.requires_grad)
     keys = recipe.sequences_per_micro_batch * longest + slots
     scores = 3 * slots * keys * config.num_heads * config.num_layers
-    logits = _LIVE_LOGITS * slots * config.vocab_size
+    logits = _LIVE_LOGITS * slots * config.num_outputs
     return frozen + 4 * (4 * trained + logits + scores)

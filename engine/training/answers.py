@@ -138,6 +138,8 @@ def generate_answers(
     """
     wanted = [(prompt, variant) for prompt in prompts for variant in Variant.all_of(config)]
     missing = [pair for pair in wanted if file.find(*pair) is None]
+    # Texts of like length together: a batch's attention is padded to its longest.
+    missing.sort(key=lambda pair: len(pair[0].token_ids))
     by_id = {f"{prompt.key}/{variant.name}": (prompt, variant) for prompt, variant in missing}
     requests = [
         Request(name, prompt.token_ids, variant.params(prompt.key))

@@ -38,6 +38,7 @@ class DesignConfig:
     """The draft's shape; None is the target's own."""
 
     block_size: int = 5
+    draft_vocab_size: int | None = None  # None: the target's whole vocabulary
     num_layers: int = 2
     num_taps: int = 5
     tap_layers: tuple[int, ...] | None = None

@@ -1,9 +1,13 @@
 """The draft's shape: what is asked for, and the target's own where nothing is."""
 
+from collections import Counter
 from collections.abc import Iterable
+from itertools import chain, islice
 from typing import Any
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from draft import DraftLoadError, DSparkConfig, LayerConfig
 from draft.config import check_taps
@@ -36,6 +40,7 @@ def design_draft(design: DesignConfig, target: LoadedTarget, *, mask_token_id: i
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         vocab_size=target.vocab_size,
+        draft_vocab_size=design.draft_vocab_size,
         rms_norm_eps=getattr(theirs, "rms_norm_eps", 1e-6),
         attention_bias=False,
         layers=(LayerConfig(rope_theta=design.rope_theta or _rope_theta(theirs)),)
@@ -83,6 +88,25 @@ def unused_token_id(sequences: Iterable[tuple[int, ...]], *, vocab_size: int) ->
         "design.mask_token_id: every token occurs in the training texts; accepted: an id to be "
         f"used as the mask, 0 to {vocab_size - 1}"
     )
+
+
+def frequent_words(
+    answers: Iterable[tuple[int, ...]], *, size: int, always: Iterable[int], vocab_size: int
+) -> Int[Tensor, "Vd"]:
+    """The `size` tokens that answers hold most often, `always` among them, in ascending order.
+
+    Raises LoadError when the vocabulary has not so many, or `always` alone is more.
+    """
+    required = sorted(set(always))
+    if not len(required) <= size <= vocab_size:
+        raise LoadError(
+            f"design.draft_vocab_size: found {size}; accepted: {max(1, len(required))} to "
+            f"{vocab_size}"
+        )
+    counts = Counter(chain.from_iterable(answers))
+    by_count = sorted(range(vocab_size), key=lambda token_id: -counts[token_id])
+    chosen = dict.fromkeys([*required, *by_count])
+    return torch.tensor(sorted(islice(chosen, size)))
 
 
 def last_layers(target: LoadedTarget, count: int) -> TargetWeights:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from draft.training.examples import HiddenStates
@@ -12,6 +12,7 @@ from engine.taps import Taps
 from engine.target_loading import LoadedTarget
 
 _PROBE_TOKENS = 8
+_ROWS_AT_ONCE = 256  # of logits in memory
 # Of the largest logit. A difference in rounding stays below, whatever is done on purpose above.
 _TOLERANCE = {torch.float32: 1e-3}
 _LOW_PRECISION_TOLERANCE = 3e-2
@@ -37,7 +38,14 @@ class HiddenReader:
             ids = token_ids.to(self._device)[None]
             backbone = model.get_decoder()  # type: ignore[operator]
             final = backbone(input_ids=ids, use_cache=False).last_hidden_state[0]
-            return HiddenStates(taps.take(len(token_ids)), final)
+            return HiddenStates(taps.take(len(token_ids)), final, self._log_normaliser(final))
+
+    def _log_normaliser(self, final: Float[Tensor, "T E"]) -> Float[Tensor, "T"]:
+        """Of the logits that a rounded final state gives: it is what training reads."""
+        head = self._target.parts.lm_head.get_parameter("weight").float()
+        rows = final.to(torch.bfloat16).float()
+        parts = [rows[at : at + _ROWS_AT_ONCE] for at in range(0, len(rows), _ROWS_AT_ONCE)]
+        return torch.cat([torch.logsumexp(part @ head.T, dim=-1) for part in parts])
 
     def refuse_other_heads(self) -> None:
         """A draft speaks through the target's head alone: what else is done to logits is lost.

@@ -33,7 +33,12 @@ from engine.target_loading import by_transformers_alone, load_target
 from engine.training.answers import AnswerFile, Variant, count_missing, generate_answers
 from engine.training.card import TrainingData, model_card
 from engine.training.config import TrainingConfig
-from engine.training.design import design_draft, last_layers, unused_token_id
+from engine.training.design import (
+    design_draft,
+    frequent_words,
+    last_layers,
+    unused_token_id,
+)
 from engine.training.hidden import HiddenReader
 from engine.training.learning import Learned, Learning
 from engine.training.prompts import TrainingPrompt
@@ -184,6 +189,9 @@ class _Run:
                 f"design.mask_token_id: found {mask}; accepted: 0 to {target.vocab_size - 1}"
             )
         design = design_draft(self._config.design, target, mask_token_id=mask)
+        words = None
+        if design.draft_vocab_size is not None:
+            words = self._words(sequences, design.draft_vocab_size)
         start = last_layers(target, design.num_layers) if learning.start == "target" else None
         return new_network(
             design,
@@ -193,7 +201,20 @@ class _Run:
             max_positions=self._config.max_tokens,
             seed=self._recipe.seed,
             device=self._device,
+            words=words,
         )
+
+    def _words(self, sequences: Sequence[TokenSequence], size: int) -> torch.Tensor:
+        """Of a reduced vocabulary: what the target says, and every way in which it ends."""
+        target = self._target
+        answers = [sequence.token_ids[sequence.num_prompt_tokens :] for sequence in sequences]
+        words = frequent_words(
+            answers, size=size, always=target.eos_ids, vocab_size=target.vocab_size
+        )
+        known, said = set(words.tolist()), sum(map(len, answers))
+        covered = sum(token_id in known for answer in answers for token_id in answer)
+        logger.info("draft vocabulary: %d tokens, %.2f %% of answers", size, 100 * covered / said)
+        return words
 
     def _start_from(
         self, folder: Path, embedding: torch.Tensor, head: torch.Tensor
@@ -314,10 +335,8 @@ class _Run:
 
 def _refuse_untrainable(config: DSparkConfig) -> None:
     """Only drafts of the kind that is exported here can be trained further."""
-    wanted = "one with a full vocabulary that samples from its anchor"
-    if config.draft_vocab_size is not None:
-        raise DraftLoadError("draft_vocab_size", found=config.draft_vocab_size, accepted=wanted)
     if not config.sample_from_anchor:
+        wanted = "true, for a draft that samples from its anchor"
         raise DraftLoadError("sample_from_anchor", found=False, accepted=wanted)
     if len(set(config.layers)) > 1 or config.layers[0].sliding_window or config.layers[0].causal:
         accepted = "layers that all attend to the whole past"

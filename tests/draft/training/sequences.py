@@ -8,17 +8,26 @@ from draft.training.examples import HiddenStates, OnlineExamples, TokenSequence
 
 
 class FakeTarget:
-    """Hidden states that follow from the tokens alone, always the same."""
+    """Hidden states that follow from the tokens alone, always the same; its head is tiny_head."""
 
     def __init__(self, config: DSparkConfig, *, seed: int = 3) -> None:
         generator = torch.Generator().manual_seed(seed)
         self._taps = torch.randn(config.vocab_size, config.aux_size, generator=generator)
         self._final = torch.randn(config.vocab_size, config.hidden_size, generator=generator)
+        self._head = tiny_head(config)
         self.num_passes = 0
 
     def __call__(self, token_ids: Tensor) -> HiddenStates:
         self.num_passes += 1
-        return HiddenStates(self._taps[token_ids].cumsum(0), 2 * self._final[token_ids])
+        final = 2 * self._final[token_ids]
+        normaliser = torch.logsumexp(final.bfloat16().float() @ self._head.T, dim=-1)
+        return HiddenStates(self._taps[token_ids].cumsum(0), final, normaliser)
+
+
+def tiny_head(config: DSparkConfig) -> Tensor:
+    """Embedding and head of the fake target."""
+    generator = torch.Generator().manual_seed(11)
+    return torch.randn(config.vocab_size, config.hidden_size, generator=generator)
 
 
 def sequences(count: int, *, vocab: int, length: int = 18, seed: int = 0) -> list[TokenSequence]:

@@ -16,12 +16,21 @@ from draft.training.validating import Validation
 from tests.draft.tiny import CPU, random_network, tiny_config
 
 
-@pytest.mark.parametrize("changes", [{}, {"markov_kind": "rnn"}, {"confidence_with_markov": False}])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"markov_kind": "rnn"}, {"confidence_with_markov": False}, {"draft_vocab_size": 23}],
+)
 def test_an_exported_draft_is_read_back_as_it_was(
     tmp_path: Path, changes: dict[str, object]
 ) -> None:
     config = tiny_config(**changes)
     network = random_network(config)
+    head = torch.randn(config.vocab_size, config.hidden_size)
+    if network.vocabulary is not None:
+        with torch.no_grad():
+            network.lm_head.get_parameter("weight").copy_(head[network.vocabulary.target_ids])
+    else:
+        head = network.lm_head.get_parameter("weight")
     export_draft(network, tmp_path, more={"target_fingerprint": "abc"}, num_target_layers=6)
     found = read_config(tmp_path, target=TargetFacts(32, 6, config.vocab_size))
     assert found == config
@@ -29,7 +38,7 @@ def test_an_exported_draft_is_read_back_as_it_was(
         tmp_path,
         found,
         embedding=network.embed_tokens.weight,
-        lm_head=network.lm_head.get_parameter("weight"),
+        lm_head=head,
         dtype=torch.float32,
         device=CPU,
         max_positions=64,
@@ -37,6 +46,9 @@ def test_an_exported_draft_is_read_back_as_it_was(
     other = dict(network.named_parameters())
     for name, parameter in loaded.named_parameters():
         torch.testing.assert_close(parameter, other[name], atol=0, rtol=2**-8)
+    if network.vocabulary is not None:
+        assert loaded.vocabulary is not None
+        assert torch.equal(loaded.vocabulary.target_ids, network.vocabulary.target_ids)
     assert json.loads((tmp_path / "config.json").read_text())["target_fingerprint"] == "abc"
 
 

@@ -34,6 +34,7 @@ def test_a_cache_says_what_the_target_would_say_again(tmp_path: Path) -> None:
         assert one.hidden.taps.dtype == torch.bfloat16
         assert torch.equal(one.hidden.taps, other.hidden.taps)
         assert torch.equal(one.hidden.final, other.hidden.final)
+        assert torch.equal(one.hidden.log_normaliser, other.hidden.log_normaliser)
         assert torch.equal(one.token_ids, other.token_ids)
         assert torch.equal(one.is_answer, other.is_answer)
 
@@ -83,7 +84,7 @@ def test_its_size_is_known_beforehand(tmp_path: Path) -> None:
     cache(tmp_path, FakeTarget(CONFIG)).fill(silent)
     on_disk = sum(file.stat().st_size for file in tmp_path.iterdir())
     counted = cache_bytes(SEQUENCES, aux_size=CONFIG.aux_size, hidden_size=CONFIG.hidden_size)
-    assert counted == 5 * 18 * 3 * 32 * 2
+    assert counted == 5 * 18 * (3 * 32 * 2 + 4)
     assert counted < on_disk < 1.2 * counted
 
 

@@ -17,6 +17,7 @@ CONFIGS = {
     "gated": tiny_config(markov_kind="gated"),
     "rnn": tiny_config(markov_kind="rnn"),
     "no markov": tiny_config(markov_kind=None, markov_rank=0, confidence_with_markov=False),
+    "reduced vocabulary": tiny_config(draft_vocab_size=23),
     "sliding": tiny_config(layers=SLIDING),
 }
 

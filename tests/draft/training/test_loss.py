@@ -5,20 +5,21 @@ import math
 import pytest
 import torch
 
-from draft.training.blocks import Labels
 from draft.training.forward import BlockGuesses
 from draft.training.loss import LossWeights, slot_losses, slot_weights
 from draft.training.recipe import Recipe
 from draft.training.validating import Validation
+from draft.vocabulary import UNSAYABLE
 
 Q = torch.tensor([[[0.5, 0.25, 0.25], [0.8, 0.1, 0.1]]])
 P = torch.tensor([[[0.25, 0.5, 0.25], [0.8, 0.1, 0.1]]])
-LABELS = Labels(torch.tensor([[1, 0]]), torch.tensor([[True, True]]))
+WORDS = torch.tensor([[1, 0]])
+BOTH = torch.tensor([[True, True]])
 
 
 def test_terms_are_those_of_the_paper() -> None:
     guesses = BlockGuesses(Q.log(), torch.tensor([[0.0, 3.0]]))
-    losses = slot_losses(guesses, LABELS, P.log() + 7)
+    losses = slot_losses(guesses, WORDS, P)
     torch.testing.assert_close(losses.cross_entropy, -torch.tensor([[0.25, 0.8]]).log())
     torch.testing.assert_close(losses.l1, torch.tensor([[0.5, 0.0]]))
     torch.testing.assert_close(losses.acceptance, torch.tensor([[0.75, 1.0]]))
@@ -27,9 +28,17 @@ def test_terms_are_those_of_the_paper() -> None:
     torch.testing.assert_close(losses.confidence, expected)
 
 
+def test_what_a_draft_has_no_word_for_counts_as_distance_and_teaches_no_token() -> None:
+    words, p = torch.tensor([[UNSAYABLE, 0]]), P[..., :2]
+    q = torch.tensor([[[0.5, 0.5], [0.75, 0.25]]])
+    losses = slot_losses(BlockGuesses(q.log(), None), words, p)
+    torch.testing.assert_close(losses.cross_entropy, torch.tensor([[0.0, -math.log(0.75)]]))
+    torch.testing.assert_close(losses.l1, torch.tensor([[0.25 + 0.25, 0.05 + 0.15 + 0.1]]))
+
+
 def test_shares_of_micro_batches_add_up_to_the_weighted_mean() -> None:
-    losses = slot_losses(BlockGuesses(Q.log(), None), LABELS, P.log())
-    weights = slot_weights(LABELS.is_valid, decay=4.0)
+    losses = slot_losses(BlockGuesses(Q.log(), None), WORDS, P)
+    weights = slot_weights(BOTH, decay=4.0)
     torch.testing.assert_close(weights, torch.tensor([[1.0, math.exp(-0.25)]]))
     total = losses.total(weights, LossWeights(1.0, 0.0, 1.0), total_weight=float(weights.sum()))
     by_hand = (losses.cross_entropy * weights).sum() / weights.sum()
@@ -38,9 +47,8 @@ def test_shares_of_micro_batches_add_up_to_the_weighted_mean() -> None:
 
 def test_a_slot_that_does_not_count_has_no_gradient() -> None:
     logits = torch.zeros(1, 2, 3, requires_grad=True)
-    labels = Labels(torch.tensor([[1, 0]]), torch.tensor([[True, False]]))
-    losses = slot_losses(BlockGuesses(logits, None), labels, P.log())
-    weights = slot_weights(labels.is_valid, decay=4.0)
+    losses = slot_losses(BlockGuesses(logits, None), WORDS, P)
+    weights = slot_weights(torch.tensor([[True, False]]), decay=4.0)
     losses.total(weights, LossWeights(0.1, 0.9, 1.0), total_weight=1.0).backward()
     assert logits.grad is not None
     assert logits.grad[0, 0].abs().sum() > 0

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from draft.training.blocks import MicroBatch
 from draft.training.checkpoints import Checkpoints
 from draft.training.errors import TrainingError
 from draft.training.initialising import TargetWeights, new_network
 from draft.training.recipe import Recipe
-from draft.training.trainer import Trainer
+from draft.training.trainer import Trainer, losses_of
 from draft.training.validating import validate
 from tests.draft.tiny import CONFIG, CPU, tiny_config
-from tests.draft.training.sequences import examples_of
+from tests.draft.training.sequences import examples_of, tiny_head
 
 RECIPE = Recipe(epochs=4, sequences_per_step=4, sequences_per_micro_batch=2, num_anchors=5, seed=7)
 IDENTITY = {"recipe.epochs": 4, "design.block_size": 4}
@@ -21,8 +22,10 @@ IDENTITY = {"recipe.epochs": 4, "design.block_size": 4}
 
 def trainer(recipe: Recipe = RECIPE, **changes: object) -> Trainer:
     config = tiny_config(**changes)
-    generator = torch.Generator().manual_seed(11)
-    embedding = torch.randn(config.vocab_size, config.hidden_size, generator=generator)
+    embedding = tiny_head(config)
+    words = None
+    if config.draft_vocab_size is not None:
+        words = torch.arange(0, 2 * config.draft_vocab_size, 2)
     network = new_network(
         config,
         embedding=embedding,
@@ -31,25 +34,28 @@ def trainer(recipe: Recipe = RECIPE, **changes: object) -> Trainer:
         max_positions=32,
         seed=1,
         device=CPU,
+        words=words,
     )
     return Trainer(network=network, examples=examples_of(config), recipe=recipe, device=CPU)
 
 
-@pytest.mark.parametrize("kind", ["vanilla", "rnn"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"markov_kind": "rnn"}, {"draft_vocab_size": 20}], ids=["", "rnn", "reduced"]
+)
 def test_a_killed_and_resumed_training_ends_where_an_unbroken_one_does(
-    tmp_path: Path, kind: str
+    tmp_path: Path, changes: dict[str, object]
 ) -> None:
-    unbroken = trainer(markov_kind=kind)
+    unbroken = trainer(**changes)
     reports = [unbroken.train_step() for _ in range(unbroken.num_steps)]
 
     checkpoints = Checkpoints(folder=tmp_path, identity=IDENTITY)
-    killed = trainer(markov_kind=kind)
+    killed = trainer(**changes)
     for _ in range(3):
         killed.train_step()
     checkpoints.save(killed.state(), step=killed.step)
     killed.train_step()  # what came after the checkpoint is lost
 
-    resumed = trainer(markov_kind=kind)
+    resumed = trainer(**changes)
     state = Checkpoints(folder=tmp_path, identity=IDENTITY).load_newest()
     assert state is not None
     resumed.restore(state)
@@ -92,6 +98,22 @@ def test_losses_fall_and_held_out_acceptance_is_measured() -> None:
     assert 1 < found.accept_length < 1 + CONFIG.block_size
     assert found.num_sequences == 6
     assert found == validate(run.network, examples_of(CONFIG), RECIPE, device=CPU)
+
+
+def test_a_reduced_vocabulary_learns_what_it_can_say_and_knows_what_it_cannot() -> None:
+    run = trainer(replace(RECIPE, epochs=40, learning_rate=5e-3), draft_vocab_size=20)
+    reports = [run.train_step() for _ in range(run.num_steps)]
+    assert reports[-1].cross_entropy < 0.5 * reports[0].cross_entropy
+    examples = examples_of(run.network.config)
+    batch = MicroBatch.of(
+        [examples.example(0)], [torch.arange(5, 13)], block_size=run.network.config.block_size
+    )
+    with torch.no_grad():
+        found = losses_of(run.network, batch, autocast=False)
+    p = torch.softmax(batch.target_hidden.float() @ tiny_head(CONFIG).T, dim=-1)
+    sayable = p[..., run.network.vocabulary.target_ids].sum(-1)  # type: ignore[union-attr]
+    assert (found.acceptance <= sayable + 1e-5).all()
+    assert sayable.min() < 0.5 < sayable.max()
 
 
 def test_autocast_keeps_parameters_in_float32_and_loses_little() -> None:

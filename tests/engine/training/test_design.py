@@ -6,7 +6,13 @@ import torch
 from engine.errors import LoadError
 from engine.target_loading import by_transformers_alone, dense_reference
 from engine.training.config import DesignConfig
-from engine.training.design import choose_taps, design_draft, last_layers, unused_token_id
+from engine.training.design import (
+    choose_taps,
+    design_draft,
+    frequent_words,
+    last_layers,
+    unused_token_id,
+)
 from engine.training.hidden import HiddenReader
 from tests.engine.tiny_models import CPU, HIDDEN, VOCAB, tiny_target
 
@@ -54,6 +60,20 @@ def test_the_mask_is_the_last_token_that_no_text_holds() -> None:
         unused_token_id([(0, 1)], vocab_size=2)
 
 
+def test_a_reduced_vocabulary_is_what_answers_say_most_and_every_end() -> None:
+    answers = [(5, 5, 5, 2), (2, 5, 9), (9, 2, 7)]
+    words = frequent_words(answers, size=4, always=[11], vocab_size=12)
+    assert words.tolist() == [2, 5, 9, 11]
+    everything = frequent_words(answers, size=12, always=[11], vocab_size=12)
+    assert everything.tolist() == list(range(12))
+
+
+@pytest.mark.parametrize("size", [1, 13])
+def test_a_vocabulary_that_cannot_be_had_is_refused(size: int) -> None:
+    with pytest.raises(LoadError, match=rf"design.draft_vocab_size: found {size}; accepted: 2 to"):
+        frequent_words([(1, 2)], size=size, always=[3, 4], vocab_size=12)
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "mistral_window"])
 def test_hidden_states_are_those_that_transformers_names(name: str) -> None:
     target = tiny_target(name)
@@ -66,6 +86,8 @@ def test_hidden_states_are_those_that_transformers_names(name: str) -> None:
     torch.testing.assert_close(found.taps, taps, atol=1e-4, rtol=1e-4)
     head = target.parts.lm_head.get_parameter("weight")
     torch.testing.assert_close(found.final @ head.T, logits, atol=1e-4, rtol=1e-4)
+    rounded = found.final.bfloat16().float() @ head.T
+    torch.testing.assert_close(found.log_normaliser, torch.logsumexp(rounded, dim=-1))
 
 
 def test_a_target_that_bends_its_logits_is_refused() -> None:
