@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from engine import EngineClient
 from server.access_log import log_request
 from server.answers import Answers
+from server.anthropic import anthropic_routes
 from server.asking import Asker
 from server.control import control_routes
 from server.errors import install_error_handlers
@@ -23,7 +24,9 @@ from server.records import Records, RequestRecord
 from server.text import TextCodec
 
 _OPEN_PATHS = frozenset({"/health"})
-_ANSWERING_PATHS = frozenset({"/generate", "/v1/completions", "/v1/chat/completions"})
+_ANSWERING_PATHS = frozenset(
+    {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages"}
+)
 
 
 def create_app(
@@ -51,6 +54,7 @@ def create_app(
     app.include_router(
         openai_routes(answers=answers, asker=asker, options=options, max_len=max_len)
     )
+    app.include_router(anthropic_routes(answers=answers, asker=asker, options=options))
     app.include_router(
         control_routes(
             engine=engine,

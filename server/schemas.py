@@ -201,14 +201,20 @@ class SamplingFields(Body):
     @field_validator("stop")
     @classmethod
     def _says_something(cls, stop: str | list[str] | None) -> str | list[str] | None:
-        stops = [stop] if isinstance(stop, str) else stop or []
+        cls.check_stops([stop] if isinstance(stop, str) else stop)
+        return stop
+
+    @staticmethod
+    def check_stops(stops: list[str] | None) -> list[str] | None:
+        """The same list. Raises ValueError for an empty stop, and for too many of them."""
+        stops = stops or []
         if not all(stops):
             raise ValueError("must not contain an empty string")
         if len(stops) > _MAX_STOPS or sum(map(len, stops)) > _MAX_STOP_CHARS:
             raise ValueError(
                 f"must be at most {_MAX_STOPS} strings of {_MAX_STOP_CHARS} characters in all"
             )
-        return stop
+        return stops
 
     @property
     def stops(self) -> tuple[str, ...]:

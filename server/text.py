@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 _REPLACEMENT = "\ufffd"  # what a decoder says for bytes that are no character (yet)
+_NEW_TURN = {"add_generation_prompt": True}
 _NO_LIMIT = 10**30  # transformers' own way to say so
 _LONG_TAIL = 32  # undecided tokens after which a decoder looks for a place to break
 
@@ -20,6 +21,7 @@ class ChatExtras:
 
     tools: Sequence[Mapping[str, Any]] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    goes_on: bool = False  # the last message is the assistant's, and the answer goes on with it
 
 
 NO_EXTRAS = ChatExtras()
@@ -104,7 +106,7 @@ class TextCodec:
                 [dict(message) for message in messages],
                 tools=[dict(tool) for tool in extras.tools] or None,
                 tokenize=False,
-                add_generation_prompt=True,
+                **({"continue_final_message": True} if extras.goes_on else _NEW_TURN),
                 **extras.template_kwargs,
             )
         except Exception as error:  # a template is a program, and fails as programs do

@@ -47,14 +47,15 @@ class ByteTokenizer:
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
         """A line a message; `opening` stands before them, tools in a line of their own."""
         assert options.pop("tokenize") is False
-        assert options.pop("add_generation_prompt") is True
+        goes_on = options.pop("continue_final_message", False)
+        assert options.pop("add_generation_prompt", False) is not goes_on
         tools, opening = options.pop("tools"), options.pop("opening", "")
         assert options.keys() <= {"enable_thinking"}, options
         if any(message["role"] == "system" for message in conversation[1:]):
             raise TemplateError("system must come first")
         said = "".join(f"{m['role']}: {m['content']}\n" for m in conversation)
         offered = f"tools: {json.dumps(tools)}\n" if tools else ""
-        return f"{opening + offered + said}assistant: "
+        return opening + offered + (said.removesuffix("\n") if goes_on else f"{said}assistant: ")
 
 
 def byte_codec() -> TextCodec:

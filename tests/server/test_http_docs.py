@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from server.schemas import SamplingFields
+from server.schemas_anthropic import MessagesBody
 from server.schemas_native import SamplingBody
 from server.schemas_openai import ChatBody, CompletionBody
 from tests.server.fakes import FakeEngine, app_with
@@ -24,5 +25,5 @@ def test_every_sampling_field_is_described() -> None:
 
 
 def test_every_field_without_effect_is_named() -> None:
-    for name in CompletionBody.IGNORED | ChatBody.IGNORED:
+    for name in CompletionBody.IGNORED | ChatBody.IGNORED | MessagesBody.IGNORED:
         assert f"`{name}`" in TEXT, name

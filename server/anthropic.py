@@ -1,0 +1,148 @@
+"""Anthropic's routes: /v1/messages and its token counter."""
+
+from collections.abc import Iterator, Mapping
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from engine import Finish, FinishReason
+from server.answers import Answers, Delta
+from server.asking import Ask, Asker, Field
+from server.dialects import ANTHROPIC
+from server.errors import ANTHROPIC_PATH
+from server.model_name import check_model
+from server.options import ServerOptions
+from server.schemas_anthropic import CountBody, MessagesBody
+from server.stream import EventStream, unless_gone
+from server.text import ChatExtras
+
+
+def anthropic_routes(*, answers: Answers, asker: Asker, options: ServerOptions) -> APIRouter:
+    router = APIRouter(prefix=ANTHROPIC_PATH)
+
+    @router.post("", response_model=None)
+    async def messages(body: MessagesBody, request: Request) -> Response:
+        check_model(body.model, options.served_name)
+        message_id = f"msg_{request.state.request_id}"
+        ask = await asker.ask(
+            body.chat(),
+            body,
+            names=(message_id, request.state.request_id),
+            field=Field("messages"),
+            extras=_extras(body),
+        )
+        form = _Form(message_id, options.served_name, ask)
+        record = request.state.record
+        if body.stream:
+            deltas = answers.deltas([ask], silence_s=options.keepalive_s, record=record)
+            return await EventStream.start(request, deltas, _MessageEncoder(form), ANTHROPIC)
+        (answer,) = await unless_gone(request.receive, answers.whole([ask], record=record))
+        content = [{"type": "text", "text": answer.text}] if answer.text else []
+        return JSONResponse(form.whole(content, answer.finish))
+
+    @router.post("/count_tokens")
+    async def count_tokens(body: CountBody) -> dict[str, int]:
+        check_model(body.model, options.served_name)
+        ids = await asker.encode(body.chat(), field=Field("messages"), extras=_extras(body))
+        return {"input_tokens": len(ids)}
+
+    return router
+
+
+def _extras(body: CountBody) -> ChatExtras:
+    return ChatExtras(goes_on=body.goes_on)
+
+
+class _Form:
+    """The parts of one message that stay the same."""
+
+    def __init__(self, message_id: str, model: str, ask: Ask) -> None:
+        self._message_id = message_id
+        self._model = model
+        self._ask = ask
+
+    def whole(self, content: list[dict[str, object]], finish: Finish) -> dict[str, object]:
+        return self._message(content, _stop(finish), _usage(finish))
+
+    def opening(self) -> dict[str, object]:
+        """The message before anything is said. What the cache spared is known at the end."""
+        usage = {"input_tokens": len(self._ask.prompt_ids), "output_tokens": 0}
+        return self._message([], {"stop_reason": None, "stop_sequence": None}, usage)
+
+    def _message(
+        self,
+        content: list[dict[str, object]],
+        stop: Mapping[str, object],
+        usage: Mapping[str, object],
+    ) -> dict[str, object]:
+        return {
+            "id": self._message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            **stop,
+            "usage": usage,
+        }
+
+
+class _MessageEncoder:
+    """message_start, the blocks with what they gain, message_delta with the end, message_stop."""
+
+    def __init__(self, form: _Form) -> None:
+        self._form = form
+        self._has_begun = False
+        self._num_blocks = 0
+        self._open: str | None = None  # the kind of block that is being told
+
+    def encode(self, index: int, delta: Delta) -> Iterator[Mapping[str, object]]:
+        if not self._has_begun:
+            self._has_begun = True
+            yield {"type": "message_start", "message": self._form.opening()}
+        if delta.text:
+            yield from self._into("text", {"type": "text", "text": ""})
+            yield self._gain({"type": "text_delta", "text": delta.text})
+        if delta.finish is not None:
+            yield from self._close()
+            yield {
+                "type": "message_delta",
+                "delta": _stop(delta.finish),
+                "usage": _usage(delta.finish),
+            }
+
+    def end(self) -> Iterator[Mapping[str, object]]:
+        yield {"type": "message_stop"}
+
+    def _into(self, kind: str, block: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+        """Open a block of this kind, unless one is open."""
+        if self._open == kind:
+            return
+        yield from self._close()
+        self._open = kind
+        yield {"type": "content_block_start", "index": self._num_blocks, "content_block": block}
+
+    def _gain(self, delta: Mapping[str, object]) -> Mapping[str, object]:
+        return {"type": "content_block_delta", "index": self._num_blocks, "delta": delta}
+
+    def _close(self) -> Iterator[Mapping[str, object]]:
+        if self._open is not None:
+            yield {"type": "content_block_stop", "index": self._num_blocks}
+            self._num_blocks += 1
+            self._open = None
+
+
+def _stop(finish: Finish) -> dict[str, object]:
+    if finish.reason is FinishReason.STOP and isinstance(finish.matched, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": finish.matched}
+    reasons = {FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_tokens"}
+    return {"stop_reason": reasons.get(finish.reason, finish.reason.value), "stop_sequence": None}
+
+
+def _usage(finish: Finish) -> dict[str, object]:
+    """input_tokens leave out what the prefix cache spared, which stands beside them."""
+    return {
+        "input_tokens": finish.num_prompt_tokens - finish.num_cached_tokens,
+        "cache_read_input_tokens": finish.num_cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": finish.num_output_tokens,
+    }
