@@ -22,8 +22,8 @@ from server.training_settings_loading import load_training_settings, to_training
 from tests.server.fakes import FakeEngine, app_with
 
 ROOT = Path(__file__).parents[1]
-CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
-TRAININGS = sorted((ROOT / "configs" / "training").glob("*.yaml"))
+TRAININGS = sorted((ROOT / "configs").glob("train-*.yaml"))
+CONFIGS = sorted(set((ROOT / "configs").glob("*.yaml")) - set(TRAININGS))
 SKIPPED = {".venv", ".git", ".hypothesis", ".pytest_cache", "node_modules"}
 MARKDOWN = sorted(
     file for file in ROOT.rglob("*.md") if not SKIPPED & set(file.relative_to(ROOT).parts)
@@ -89,12 +89,12 @@ def test_every_training_config_loads_once_its_prompts_are_there(
     assert to_training_config(settings, target="t").output.is_absolute()
     header = config.read_text().partition("\n\n")[0]
     assert "Hardware:" in header
-    assert f"dspark train --config configs/training/{config.name}" in header
+    assert f"dspark train --config configs/{config.name}" in header
 
 
 def test_there_are_configs() -> None:
     assert {"demo.yaml", "qwen3-8b-dspark.yaml"} <= {config.name for config in CONFIGS}
-    assert {"smollm2-135m-instruct.yaml"} <= {config.name for config in TRAININGS}
+    assert {"train-smollm2.yaml"} <= {config.name for config in TRAININGS}
 
 
 # -- generated pages -------------------------------------------------------------------------
