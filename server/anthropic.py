@@ -37,8 +37,8 @@ def anthropic_routes(*, answers: Answers, asker: Asker, options: ServerOptions) 
             deltas = answers.deltas([ask], silence_s=options.keepalive_s, record=record)
             return await EventStream.start(request, deltas, _MessageEncoder(form), ANTHROPIC)
         (answer,) = await unless_gone(request.receive, answers.whole([ask], record=record))
-        content = [{"type": "text", "text": answer.text}] if answer.text else []
-        return JSONResponse(form.whole(content, answer.finish))
+        said: dict[str, object] = {"type": "text", "text": answer.text}
+        return JSONResponse(form.whole([said] if answer.text else [], answer.finish))
 
     @router.post("/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:

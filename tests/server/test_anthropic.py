@@ -194,12 +194,13 @@ def test_the_key_is_taken_as_the_client_sends_it() -> None:
 
 def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
     app = app_with(FakeEngine(steps_before_pause=1), limits=TimeLimits(request_s=0.05))
-    with served(app) as address, _client(address) as client:
-        with (
-            pytest.raises(anthropic.APIStatusError, match="not complete"),
-            client.messages.stream(**BODY) as stream,
-        ):
-            list(stream)
+    with (
+        served(app) as address,
+        _client(address) as client,
+        pytest.raises(anthropic.APIStatusError, match="not complete"),
+        client.messages.stream(**BODY) as stream,
+    ):
+        list(stream)
 
 
 def test_what_is_too_large_and_what_is_no_json_has_the_shape_as_well(connect: Connect) -> None:
