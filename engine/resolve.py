@@ -1,5 +1,8 @@
 """What `auto` means on this machine, for this pair."""
 
+import os
+from collections.abc import Mapping
+
 import torch
 
 from engine.config import EngineConfig
@@ -23,12 +26,18 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 
 
 def configure_threads(config: EngineConfig, device: torch.device) -> int | None:
-    """Torch's threads: the cores that this process may really use, unless the config says."""
+    """Torch's threads: what the config says, else OMP_NUM_THREADS, else the cores in reach."""
     if device.type != "cpu":
         return None
-    num_threads = config.num_threads or available_cores()
+    num_threads = config.num_threads or _asked_for(os.environ) or available_cores()
     torch.set_num_threads(num_threads)
     return num_threads
+
+
+def _asked_for(environ: Mapping[str, str]) -> int | None:
+    """OMP_NUM_THREADS, by which a machine is shared out; None without a number there."""
+    asked = environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() and int(asked) > 0 else None
 
 
 def resolve_num_draft_tokens(config: EngineConfig, block_size: int) -> int:

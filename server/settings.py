@@ -148,8 +148,10 @@ class SchedulerSection(Section):
 class AttentionSection(Section):
     """Attention over paged keys and values."""
 
-    backend: Literal["auto", "reference"] = Field(
-        "auto", description="auto is the best one for the device; reference runs anywhere."
+    backend: Literal["auto", "reference", "triton", "flashinfer"] = Field(
+        "auto",
+        description="auto is the best one for the device: on CUDA flashinfer if it is installed, "
+        "else triton; reference runs anywhere.",
     )
 
 
@@ -160,12 +162,19 @@ class DeviceSection(Section):
         "auto", description="auto is cuda where there is one."
     )
     num_threads: AutoOrThreads = Field(
-        "auto", description="Threads for arithmetic on CPU; auto is the cores really available."
+        "auto",
+        description="Threads for arithmetic on CPU; auto is OMP_NUM_THREADS if set, else the cores "
+        "really available.",
     )
     native_kernels: Literal["auto", "off"] = Field(
         "auto",
         description="auto compiles kernels for this CPU at the first start and uses them where "
         "they agree with PyTorch (float32 only); off leaves everything to PyTorch.",
+    )
+    graphs: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto records decode rounds as CUDA graphs at start, for batches of 1, 2, 4 "
+        "and so on to max_running_requests; off launches every kernel anew.",
     )
 
 

@@ -187,7 +187,9 @@ class TrainingDeviceSection(Section):
         "auto", description="auto is cuda where there is one."
     )
     num_threads: AutoOrCount = Field(
-        "auto", description="Threads for arithmetic on CPU; auto is the cores really available."
+        "auto",
+        description="Threads for arithmetic on CPU; auto is OMP_NUM_THREADS if set, else the cores "
+        "really available.",
     )
 
 

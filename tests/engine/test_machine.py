@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from engine import machine
+from engine import EngineConfig, machine
 from engine.machine import CgroupLimits, available_cores, cgroup_limits
+from engine.resolve import configure_threads
 
 
 def write(file: Path, text: str) -> None:
@@ -59,3 +61,16 @@ def test_a_version_is_known_without_importing_the_package() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(("asked", "config", "threads"), [("3", None, 3), ("3", 2, 2), ("x", 2, 2)])
+def test_threads_are_those_of_the_config_else_those_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, asked: str, config: int | None, threads: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    before = torch.get_num_threads()
+    try:
+        found = configure_threads(EngineConfig(target="t", num_threads=config), torch.device("cpu"))
+        assert found == torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
