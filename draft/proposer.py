@@ -180,6 +180,10 @@ class DSparkProposer:
         self._writer.set_mode(mode)
 
     @property
+    def context_kv_mode(self) -> ContextKVMode:
+        return self._writer.mode
+
+    @property
     def context_kv_path(self) -> ContextKVPath:
         return self._writer.path
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from draft import ContextKernel, LinearFunction, Proposer
+from draft import ContextKernel, DSparkProposer, LinearFunction, Proposer
 from engine import attention_hook
+from engine.acceleration import Acceleration, choose_acceleration
 from engine.acceptance_watch import AcceptanceWatch
 from engine.admission import Limits, served_len
 from engine.api import EngineInfo
@@ -18,6 +19,9 @@ from engine.draft_building import choose_draft_path, context_kernel, make_propos
 from engine.draft_loading import LoadedDraft, load_draft
 from engine.draft_trials import explain_collapse
 from engine.engine import Engine
+from engine.graphs.building import Graphs, record_graphs
+from engine.graphs.building import Limits as GraphLimits
+from engine.graphs.scratch import ScratchPage
 from engine.interval_log import IntervalLog
 from engine.memory import MemoryPlan
 from engine.metrics import StepMetrics
@@ -34,11 +38,11 @@ from engine.resolve import (
 )
 from engine.scheduler import Scheduler
 from engine.self_check import ShapeProbe, ask_alone, probe_shapes
-from engine.target import TargetModel
+from engine.target import Target, TargetModel
 from engine.target_building import choose_path, make_target
 from engine.target_loading import LoadedTarget, load_target
 from engine.worker import EngineWorker
-from kv_pool import KVPool, PagePool, ReferenceAttention
+from kv_pool import AttentionBackend, KVPool, PagePool
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +57,7 @@ class Built:
     proposer: Proposer
     memory: MemoryPlan
     linear: LinearFunction  # what stands for F.linear here
-    runner: TargetModel  # the engine's own target passes
+    runner: Target  # the engine's own target passes
     pool: KVPool
     context_kernel: ContextKernel | None  # what writes context in the stacked form
 
@@ -106,9 +110,11 @@ def wire_engine(
     draft: LoadedDraft | None,
     device: torch.device,
     recorder: StepRecorder | None = None,
+    acceleration: Acceleration | None = None,
 ) -> Built:
     """Check the target, size the pool and connect the parts.
 
+    acceleration: None chooses what the config and the device allow.
     Raises LoadError when the target fails its self-check or the memory does not suffice.
     """
     target.model.set_attn_implementation(attention_hook.IMPLEMENTATION)  # type: ignore[operator]
@@ -125,17 +131,27 @@ def wire_engine(
         probe=probe,
         native=native,
         reason=reason,
+        acceleration=acceleration or choose_acceleration(config, device),
         device=device,
     )
+    acceleration = path.acceleration
     block_size = draft.config.block_size if draft is not None else 0
     num_slots = draft.config.num_slots if draft is not None else 0
-    attention = ReferenceAttention(page_size=config.page_size, device=device)
+    attention = acceleration.make_attention(config.page_size)
     memory = plan_pool(
         config, target=target, draft=draft, probe=probe, attention=attention, device=device
     )
-    pool = _make_pool(memory, target, draft, probe, device)
+    pool = _make_pool(memory, target, draft, probe, acceleration, device)
     draft_path = choose_draft_path(draft, pool, native=native, reason=reason)
-    proposer = make_proposer(config, draft, pool, attention, native=native, path=draft_path)
+    proposer = make_proposer(
+        config,
+        draft,
+        pool,
+        acceleration.make_attention(config.page_size),
+        native=native,
+        path=draft_path,
+        fused=acceleration.context_kernel,
+    )
     pages = PagePool(
         num_pages=memory.num_pages, page_size=memory.page_size, prefix_cache=config.prefix_cache
     )
@@ -153,9 +169,15 @@ def wire_engine(
         prefill_chunk_tokens=config.prefill_chunk_tokens,
     )
     metrics = StepMetrics(block_size=block_size)
-    runner = make_target(target, pool, tap_layers=tap_layers, native=path.native, device=device)
+    runner = make_target(
+        target, pool, tap_layers=tap_layers, native=path.native, attention=attention
+    )
+    graphs = _record_graphs(
+        config, acceleration, target, draft, runner, proposer, pool, tap_layers, max_len, device
+    )
+    proposer = graphs.proposer
     core = EngineCore(
-        target=runner,
+        target=graphs.target,
         proposer=proposer,
         scheduler=scheduler,
         metrics=metrics,
@@ -163,7 +185,7 @@ def wire_engine(
         recorder=recorder,
     )
     details = describe(
-        config, target, draft, proposer, attention.name, memory, path, draft_path, max_len, device
+        config, target, draft, proposer, graphs, memory, path, draft_path, max_len, device
     )
     log_start(details)
     engine = Engine(
@@ -188,9 +210,9 @@ def wire_engine(
         proposer=proposer,
         memory=memory,
         linear=native.linear if native is not None else F.linear,
-        runner=runner,
+        runner=graphs.target,
         pool=pool,
-        context_kernel=context_kernel(native),
+        context_kernel=context_kernel(native) or acceleration.context_kernel,
     )
 
 
@@ -218,15 +240,58 @@ def _make_pool(
     target: LoadedTarget,
     draft: LoadedDraft | None,
     probe: ShapeProbe,
+    acceleration: Acceleration,
     device: torch.device,
 ) -> KVPool:
+    """The storages, with one page more than is ever handed out where graphs need it for padding."""
     return KVPool(
-        num_pages=memory.num_pages,
+        num_pages=memory.num_pages + (acceleration.recorder is not None),
         page_size=memory.page_size,
         target_shapes=[probe.shapes[layer] for layer in sorted(probe.shapes)],
         target_dtype=target.dtype,
         num_draft_layers=draft.config.num_layers if draft is not None else 0,
         draft_shape=draft.config.kv_shape if draft is not None else None,
         draft_dtype=target.dtype,
+        device=device,
+    )
+
+
+def _record_graphs(
+    config: EngineConfig,
+    acceleration: Acceleration,
+    target: LoadedTarget,
+    draft: LoadedDraft | None,
+    eager: TargetModel,
+    proposer: Proposer,
+    pool: KVPool,
+    tap_layers: tuple[int, ...],
+    max_len: int,
+    device: torch.device,
+) -> Graphs:
+    """Both models' passes recorded, where the device has graphs."""
+    if acceleration.recorder is None:
+        return Graphs(eager, proposer, (), acceleration.graphs_reason)
+
+    def make_drafter(attention: AttentionBackend) -> DSparkProposer:
+        assert draft is not None, "a round without a draft"
+        return DSparkProposer(
+            network=draft.network, pool=pool, attention=attention, context_kv="off"
+        )
+
+    return record_graphs(
+        target=eager,
+        proposer=proposer,
+        make_target=lambda attention: make_target(
+            target, pool, tap_layers=tap_layers, native=None, attention=attention
+        ),
+        make_proposer=make_drafter,
+        make_attention=lambda: acceleration.make_attention(config.page_size),
+        recorder=acceleration.recorder,
+        limits=GraphLimits(
+            max_running=config.max_running_requests,
+            max_len=max_len,
+            width=resolve_num_draft_tokens(config, proposer.block_size) + 1,
+        ),
+        scratch=ScratchPage(page=pool.num_pages - 1, page_size=pool.page_size),
         device=device,
     )

@@ -29,7 +29,8 @@ class EngineConfig:
     memory_gib: float = 1.0  # pool size on CPU
     memory_fraction: float = 0.85  # of the device's memory, weights included, on CUDA
     prefix_cache: bool = True
-    attention_backend: Literal["auto", "reference"] = "auto"
+    attention_backend: Literal["auto", "reference", "triton", "flashinfer"] = "auto"
+    graphs: Literal["auto", "off"] = "auto"  # auto: recorded at start on CUDA
     native_kernels: Literal["auto", "off"] = "auto"  # compiled for this CPU at the first start
     max_running_requests: int = 16
     max_queued_requests: int = 256

@@ -13,7 +13,7 @@ from engine.plan import StepPlan
 from engine.processing import plan_processing
 from engine.recording import StepRecorder
 from engine.scheduler import Committed, Scheduler
-from engine.target import TargetModel, TargetOutput
+from engine.target import Target, TargetOutput
 from engine.upload import upload
 from engine.verifier import verify_step
 
@@ -28,7 +28,7 @@ class EngineCore:
     def __init__(
         self,
         *,
-        target: TargetModel,
+        target: Target,
         proposer: Proposer,
         scheduler: Scheduler,
         metrics: StepMetrics,

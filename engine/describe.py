@@ -10,6 +10,7 @@ from draft import Proposer
 from engine.config import EngineConfig
 from engine.draft_building import DraftPath
 from engine.draft_loading import LoadedDraft
+from engine.graphs.building import Graphs
 from engine.memory import MemoryPlan
 from engine.resolve import resolve_num_draft_tokens
 from engine.target_building import TargetPath
@@ -23,7 +24,7 @@ def describe(
     target: LoadedTarget,
     draft: LoadedDraft | None,
     proposer: Proposer,
-    attention_name: str,
+    graphs: Graphs,
     memory: MemoryPlan,
     path: TargetPath,
     draft_path: DraftPath,
@@ -34,7 +35,9 @@ def describe(
         "device": str(device),
         "dtype": str(target.dtype).removeprefix("torch."),
         "torch_threads": torch.get_num_threads(),
-        "attention": attention_name,
+        "attention": path.acceleration.attention,
+        "attention_reason": path.acceleration.attention_reason,
+        "graphs": {"tiers": list(graphs.tiers), "reason": graphs.reason},
         "target": {
             "path": config.target,
             "type": type(target.model).__name__,
@@ -88,6 +91,11 @@ def log_start(details: Mapping[str, Any]) -> None:
         *(target[name] for name in ("type", "path", "layers", "max_model_len")),
         *(target["self_check"][name] for name in ("tokens", "logits_difference")),
     )
+    for name, path, why in (
+        ("attention", details["attention"], details["attention_reason"]),
+        ("graphs", _tiers(details["graphs"]["tiers"]), details["graphs"]["reason"]),
+    ):
+        logger.info("%s: %s%s", name, path, f" ({why})" if why else "")
     small = target["small_steps"]
     why = f" ({small['reason']})" if small["reason"] else ""
     logger.info("small steps run by: %s%s", small["path"], why)
@@ -118,3 +126,7 @@ def log_start(details: Mapping[str, Any]) -> None:
         *(memory[name] for name in ("num_pages", "page_size", "tokens", "budget")),
     )
     logger.info("one request may have %d tokens, prompt and output together", details["max_len"])
+
+
+def _tiers(sizes: list[int]) -> str:
+    return f"for batches of {', '.join(map(str, sizes))}" if sizes else "none"

@@ -82,8 +82,12 @@ def make_proposer(
     *,
     native: Native | None,
     path: DraftPath,
+    fused: ContextKernel | None,
 ) -> Proposer:
-    """The draft over the pool. Raises LoadError when the stacked writer is asked for in vain."""
+    """The draft over the pool. `fused` writes context where no native kernel does.
+
+    Raises LoadError when the stacked writer is asked for in vain.
+    """
     if draft is None:
         return NoDraft()
     linear = native.linear if native is not None else torch.nn.functional.linear
@@ -95,7 +99,7 @@ def make_proposer(
             context_kv=config.stacked_context_kv,
             linear=linear,
             block_kernel=path.kernel,
-            context_kernel=context_kernel(native),
+            context_kernel=context_kernel(native) or fused,
         )
     except ValueError as error:
         raise LoadError(f"speculative.stacked_context_kv is 'on': {error}") from error

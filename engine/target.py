@@ -1,6 +1,7 @@
 """The target: any Hugging Face decoder, run over packed rows and paged keys and values."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -69,6 +70,17 @@ class DecoderParts:
             layers=backbone.layers,
             lm_head=model.get_output_embeddings(),  # type: ignore[operator]
         )
+
+
+class Target(Protocol):
+    """Passes of a target over schedule batches, however they are run."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def forward(self, batch: ScheduleBatch) -> TargetOutput:
+        """One pass over all rows; logits for batch.logit_rows. True until the next pass."""
+        ...
 
 
 class TargetModel:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.acceleration import Acceleration
 from engine.errors import LoadError
 from engine.native.compiling import NativeUnavailable
 from engine.native.decoder import NativeDecoder
@@ -12,7 +13,7 @@ from engine.native.setup import Native
 from engine.self_check import DenseReference, SelfCheck, ShapeProbe, check_target
 from engine.target import TargetModel
 from engine.target_loading import LoadedTarget
-from kv_pool import KVPool, ReferenceAttention
+from kv_pool import AttentionBackend, KVPool
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ class TargetPath:
     """How the target runs small steps, and why not faster."""
 
     check: SelfCheck
+    acceleration: Acceleration  # whose attention was checked
     native: Native | None  # None: transformers runs every step
     reason: str | None  # why native is None
 
@@ -38,35 +40,50 @@ def choose_path(
     probe: ShapeProbe,
     native: Native | None,
     reason: str | None,
+    acceleration: Acceleration,
     device: torch.device,
 ) -> TargetPath:
-    """Check transformers' path, then the native one if there is one.
+    """Check transformers' path with the device's attention, then the native one if there is one.
 
-    Raises LoadError when the target cannot be served at all; a native path that cannot be had,
-    or does not agree, is only left out.
+    Raises LoadError when the target cannot be served at all, or not by an attention that was
+    asked for by name. An attention of the device's own choice, or a native path, that cannot be
+    had or does not agree is only left out.
     """
 
-    def check(with_native: Native | None) -> SelfCheck:
+    def check(chosen: Acceleration, with_native: Native | None) -> SelfCheck:
         return check_target(
             reference,
             make_target=lambda pool: make_target(
-                target, pool, tap_layers=tap_layers, native=with_native, device=device
+                target,
+                pool,
+                tap_layers=tap_layers,
+                native=with_native,
+                attention=chosen.make_attention(pool.page_size),
             ),
             probe=probe,
             dtype=target.dtype,
             device=device,
         )
 
-    by_transformers = check(None)
-    if native is None:
-        return TargetPath(by_transformers, None, reason)
     try:
-        return TargetPath(check(native), native, None)
+        by_transformers = check(acceleration, None)
+    except Exception as error:  # a kernel's compiler raises what it likes
+        if acceleration.attention == "reference" or acceleration.attention_demanded:
+            raise
+        logger.warning("attention by %s is left out: %s", acceleration.attention, error)
+        why = f"{acceleration.attention} attention does not do this target here"
+        acceleration = acceleration.with_reference(why, device)
+        by_transformers = check(acceleration, None)
+    if native is None:
+        return TargetPath(by_transformers, acceleration, None, reason)
+    try:
+        return TargetPath(check(acceleration, native), acceleration, native, None)
     except NativeUnavailable as error:
-        return TargetPath(by_transformers, None, str(error))
+        return TargetPath(by_transformers, acceleration, None, str(error))
     except LoadError as error:
         logger.warning("the native decoder does not agree with the model: %s", error)
-        return TargetPath(by_transformers, None, "it does not agree with the model")
+        no = "it does not agree with the model"
+        return TargetPath(by_transformers, acceleration, None, no)
 
 
 def make_target(
@@ -75,7 +92,7 @@ def make_target(
     *,
     tap_layers: tuple[int, ...],
     native: Native | None,
-    device: torch.device,
+    attention: AttentionBackend,
 ) -> TargetModel:
     """The target over a pool. Raises NativeUnavailable if `native` cannot run this model."""
     decoder = None
@@ -93,7 +110,7 @@ def make_target(
         model=target.model,
         tap_layers=tap_layers,
         pool=pool,
-        attention=ReferenceAttention(page_size=pool.page_size, device=device),
+        attention=attention,
         vocab_size=target.vocab_size,
         native=decoder,
     )

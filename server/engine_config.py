@@ -37,6 +37,7 @@ def to_engine_config(settings: Settings) -> EngineConfig:
         prefill_chunk_tokens=scheduler.prefill_chunk_tokens,
         num_threads=count_or_none(settings.device.num_threads),
         native_kernels=settings.device.native_kernels,
+        graphs=settings.device.graphs,
     )
 
 

@@ -1,0 +1,121 @@
+"""What a device has to offer beyond PyTorch: attention, the context kernel, graphs; or why not."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+
+import torch
+
+from draft import ContextKernel
+from engine.config import EngineConfig
+from engine.errors import LoadError
+from engine.graphs import CudaRecorder, GraphRecorder
+from kv_pool import AttentionBackend, ReferenceAttention
+
+MakeAttention = Callable[[int], AttentionBackend]  # page size, in tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Acceleration:
+    """One value for all that depends on the device. Each model gets an attention of its own."""
+
+    make_attention: MakeAttention
+    attention: str
+    attention_reason: str | None  # why it is none of the faster ones
+    attention_demanded: bool  # by name: then nothing else will do
+    context_kernel: ContextKernel | None
+    context_reason: str | None  # why context_kernel is None
+    recorder: GraphRecorder | None
+    graphs_reason: str | None  # why recorder is None
+
+    def with_reference(self, reason: str, device: torch.device) -> "Acceleration":
+        """The same with reference attention, which graphs cannot hold."""
+        return replace(
+            self,
+            make_attention=lambda page_size: ReferenceAttention(page_size=page_size, device=device),
+            attention="reference",
+            attention_reason=reason,
+            recorder=None,
+            graphs_reason="reference attention has no fixed shapes",
+        )
+
+
+def choose_acceleration(config: EngineConfig, device: torch.device) -> Acceleration:
+    """The best for a device among what is installed and wanted.
+
+    Raises LoadError when an attention is named that cannot be had.
+    """
+    is_cuda = device.type == "cuda"
+    name, reason = _attention_name(config, is_cuda=is_cuda)
+    kernel, kernel_reason = _context_kernel(is_cuda=is_cuda)
+    graphs_reason = _why_no_graphs(config, name, is_cuda=is_cuda)
+    return Acceleration(
+        make_attention=lambda page_size: _make_attention(name, page_size, device),
+        attention=name,
+        attention_reason=reason,
+        attention_demanded=config.attention_backend not in ("auto", "reference"),
+        context_kernel=kernel,
+        context_reason=kernel_reason,
+        recorder=CudaRecorder(device) if graphs_reason is None else None,
+        graphs_reason=graphs_reason,
+    )
+
+
+def _attention_name(config: EngineConfig, *, is_cuda: bool) -> tuple[str, str | None]:
+    """The attention to try, and why none of the faster ones."""
+    wanted = config.attention_backend
+    if wanted == "reference":
+        return wanted, "attention.backend is 'reference'"
+    missing = {
+        name: _why_no_package(package, is_cuda=is_cuda)
+        for name, package in (("flashinfer", "flashinfer"), ("triton", "triton"))
+    }
+    if wanted != "auto":
+        if missing[wanted] is not None:
+            raise LoadError(f"attention.backend is {wanted!r}, but {missing[wanted]}")
+        return wanted, None
+    for name, reason in missing.items():
+        if reason is None:
+            return name, None
+    return "reference", missing["triton"]
+
+
+def _why_no_package(package: str, *, is_cuda: bool) -> str | None:
+    if not is_cuda:
+        return f"{package}'s kernels are for CUDA"
+    return None if find_spec(package) is not None else f"{package} is not installed"
+
+
+def _make_attention(name: str, page_size: int, device: torch.device) -> AttentionBackend:
+    # Imported here: neither package is there on every machine.
+    if name == "triton":
+        from kv_pool.attention.triton_attention import TritonAttention
+
+        return TritonAttention(page_size=page_size, device=device)
+    reference = ReferenceAttention(page_size=page_size, device=device)
+    if name == "flashinfer":
+        from kv_pool.attention.flashinfer import FlashInferAttention, load_wrapper
+
+        return FlashInferAttention(
+            page_size=page_size, device=device, make_wrapper=load_wrapper(), fallback=reference
+        )
+    return reference
+
+
+def _context_kernel(*, is_cuda: bool) -> tuple[ContextKernel | None, str | None]:
+    reason = _why_no_package("triton", is_cuda=is_cuda)
+    if reason is not None:
+        return None, reason
+    from draft.triton_context import FusedContext
+
+    return FusedContext(), None
+
+
+def _why_no_graphs(config: EngineConfig, attention: str, *, is_cuda: bool) -> str | None:
+    if config.graphs == "off":
+        return "device.graphs is 'off'"
+    if not is_cuda:
+        return "graphs are for CUDA"
+    if attention == "reference":
+        return "reference attention has no fixed shapes"
+    return None

@@ -1,0 +1,78 @@
+"""Recording what a function does on a device, to do it again without running the function."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import torch
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+_WARM_UPS = 2  # runs before a recording: libraries set themselves up, kernels are compiled
+
+
+class Recording(Protocol[T_co]):
+    """Device operations on memory that stays where it is."""
+
+    @property
+    def outputs(self) -> T_co:
+        """What the function returned; its tensors are overwritten by every replay."""
+        ...
+
+    def replay(self) -> None:
+        """Do all of it again, on what the function's inputs hold now. Waits for nothing."""
+        ...
+
+
+class GraphRecorder(Protocol):
+    """Makes recordings."""
+
+    name: str
+
+    def record(self, run: Callable[[], T]) -> Recording[T]:
+        """Run the function a few times, and keep what the last run did on the device.
+
+        Its inputs are tensors that it finds where it always finds them. It reads no value of
+        theirs on the host, and what it decides in Python is decided once and for all.
+        """
+        ...
+
+
+class CudaRecorder:
+    """CUDA graphs that share one memory pool: intermediates of one are scratch for another.
+
+    Outputs are kept apart for as long as their recording lives.
+    """
+
+    name = "cuda graphs"
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, run: Callable[[], T]) -> Recording[T]:
+        """See GraphRecorder.record."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for _ in range(_WARM_UPS):
+                run()
+        current.wait_stream(self._stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            outputs = run()
+        return _CudaRecording(graph, outputs)
+
+
+class _CudaRecording(Recording[T_co]):
+    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: T_co) -> None:
+        self._graph = graph
+        self._outputs = outputs
+
+    @property
+    def outputs(self) -> T_co:
+        return self._outputs
+
+    def replay(self) -> None:
+        self._graph.replay()

@@ -1,0 +1,102 @@
+"""A recorder for machines without CUDA: it replays the very operators that a function called.
+
+As with a CUDA graph, Python is not run again: what was decided while recording stays decided,
+results go where they went, and a value read on the host is an error. For tests and dry runs.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.graphs.recorder import Recording
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+_READING = ("_local_scalar_dense", "nonzero", "masked_select", "unique")
+
+
+class TapeRecorder:
+    """See GraphRecorder."""
+
+    name = "tape"
+
+    def record(self, run: Callable[[], T]) -> Recording[T]:
+        run()  # a warm-up, as on CUDA
+        tape = _Tape()
+        with tape:
+            outputs = run()
+        return _TapeRecording(tape, outputs)
+
+
+class _Call:
+    """One operator, its arguments by reference, and where its results went."""
+
+    def __init__(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        self._func = func
+        self._args = args
+        self._kwargs = kwargs
+        inputs = {_storage(x) for x in _pytree.tree_leaves((args, kwargs)) if _is_tensor(x)}
+        self._results = [
+            (at, x)
+            for at, x in enumerate(_pytree.tree_leaves(result))
+            if _is_tensor(x) and _storage(x) not in inputs
+        ]
+        self.does_something = bool(self._results) or func._schema.is_mutable
+
+    def __call__(self) -> None:
+        leaves = _pytree.tree_leaves(self._func(*self._args, **self._kwargs))
+        for at, result in self._results:
+            result.copy_(leaves[at])
+
+
+class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[_Call] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if any(name in str(func) for name in _READING) or _chooses_by_mask(func, args):
+            raise RuntimeError(f"{func} reads a value on the host, which no graph can hold")
+        result = func(*args, **(kwargs or {}))
+        call = _Call(func, args, kwargs or {}, result)
+        if call.does_something:
+            self.calls.append(call)
+        return result
+
+
+class _TapeRecording(Recording[T_co]):
+    def __init__(self, tape: _Tape, outputs: T_co) -> None:
+        self._tape = tape
+        self._outputs = outputs
+
+    @property
+    def outputs(self) -> T_co:
+        return self._outputs
+
+    def replay(self) -> None:
+        with torch.no_grad():
+            for call in self._tape.calls:
+                call()
+
+
+def _chooses_by_mask(func: Any, args: Any) -> bool:
+    """x[mask] has a shape that depends on values; x[mask] = y has not."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return any(index is not None and index.dtype == torch.bool for index in args[1])
+
+
+def _is_tensor(x: object) -> bool:
+    return isinstance(x, Tensor)
+
+
+def _storage(x: Any) -> int:
+    address: int = x.untyped_storage().data_ptr()
+    return address

@@ -1,0 +1,170 @@
+"""The target's pass over verify windows, recorded for each tier of batch sizes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batch import ScheduleBatch
+from engine.graphs.pinned import PinnedAttention
+from engine.graphs.recorder import GraphRecorder, Recording
+from engine.graphs.scratch import ScratchPage
+from engine.graphs.tiers import Tiers
+from engine.target import TargetModel, TargetOutput
+from engine.upload import IntArray, upload
+from kv_pool import AttentionBackend, FixedBackend
+
+
+class GraphedTarget:
+    """A TargetModel whose small steps are replayed.
+
+        a share of 3 rows and one of 4, width 5, tier of 3:
+
+        rows     a d d . .  a d d d .  . . . . .
+        slots    7 8 9 S S  3 4 5 6 S  S S S S S      S: a slot of the scratch page
+
+    A share's rows keep their order; the rest is padding, whose keys and values go to the scratch
+    page, and which no row of a share sees. Steps with a longer share run as they did.
+    """
+
+    def __init__(
+        self,
+        *,
+        eager: TargetModel,
+        make_target: Callable[[AttentionBackend], TargetModel],
+        attention: FixedBackend,
+        recorder: GraphRecorder,
+        tiers: Tiers,
+        width: int,
+        max_pages: int,
+        scratch: ScratchPage,
+        device: torch.device,
+    ) -> None:
+        """width: rows of a full verify window; max_pages: of a sequence and such a window.
+
+        make_target builds the same target over another attention. Records every tier. Raises
+        NoFixedPlan when a layer's attention cannot be recorded.
+        """
+        self._eager = eager
+        self._tiers = tiers
+        self._width = width
+        self._scratch = scratch
+        self._device = device
+        self._windows: dict[int, _Window] = {}
+        for size in reversed(tiers.sizes):  # the largest first: the others fit into its memory
+            attending = PinnedAttention(
+                attention, num_sequences=size, query_len=width, max_pages=max_pages
+            )
+            attending.update(kv_lens=self._kv_lens([], size), page_tables=self._tables([], size))
+            self._windows[size] = _record(
+                make_target(attending), attending, recorder, size, width, scratch.slot, device
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        return self._eager.vocab_size
+
+    def forward(self, batch: ScheduleBatch) -> TargetOutput:
+        """See TargetModel.forward."""
+        size = self._tiers.holding(len(batch.query_lens))
+        if size is None or max(batch.query_lens) > self._width:
+            return self._eager.forward(batch)
+        window = self._windows[size]
+        rows = _padded_rows(batch.query_lens, self._width)
+        at, source = upload([rows, _sources(rows, size * self._width)], self._device)
+        window.stage(batch.token_ids, batch.positions, batch.slot_mapping, source)
+        starts = [kv - own for kv, own in zip(batch.kv_lens, batch.query_lens, strict=True)]
+        tables = [
+            self._scratch.cover(table, own_len=kv_len, length=start + self._width)
+            for table, kv_len, start in zip(batch.page_tables, batch.kv_lens, starts, strict=True)
+        ]
+        window.attention.update(
+            kv_lens=self._kv_lens(starts, size), page_tables=self._tables(tables, size)
+        )
+        window.recording.replay()
+        found = window.recording.outputs
+        return TargetOutput(found.logits[at[batch.logit_rows]], _rows(found.aux_hidden, at))
+
+    def _kv_lens(self, starts: list[int], size: int) -> list[int]:
+        """Every sequence's window is full; sequences that are not there begin at position 0."""
+        return [start + self._width for start in starts + [0] * (size - len(starts))]
+
+    def _tables(self, tables: list[list[int]], size: int) -> list[list[int]]:
+        nobody = self._scratch.cover([], own_len=0, length=self._width)
+        return tables + [nobody] * (size - len(tables))
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """One tier: what its recording reads, and the recording."""
+
+    token_ids: Tensor  # [size * width], as are the next two
+    positions: Tensor
+    slots: Tensor
+    pads: tuple[Tensor, Tensor, Tensor]  # what a padded row has of each
+    attention: PinnedAttention
+    recording: Recording[TargetOutput]
+
+    def stage(self, token_ids: Tensor, positions: Tensor, slots: Tensor, source: Tensor) -> None:
+        """Copy a step's rows to their places; source: see _sources."""
+        buffers = (self.token_ids, self.positions, self.slots)
+        for buffer, values, pad in zip(
+            buffers, (token_ids, positions, slots), self.pads, strict=True
+        ):
+            torch.index_select(torch.cat([values, pad]), 0, source, out=buffer)
+
+
+def _record(
+    target: TargetModel,
+    attention: PinnedAttention,
+    recorder: GraphRecorder,
+    size: int,
+    width: int,
+    scratch_slot: int,
+    device: torch.device,
+) -> _Window:
+    num_rows = size * width
+
+    def integers(value: int, count: int = num_rows) -> Tensor:
+        return torch.full((count,), value, dtype=torch.long, device=device)
+
+    token_ids, positions, slots = integers(0), integers(0), integers(scratch_slot)
+    batch = ScheduleBatch(
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=slots,
+        logit_rows=torch.arange(num_rows, device=device),
+        draft_ids=integers(0, 0).view(0, 0),
+        num_drafts=integers(0, 0),
+        verify_rows=integers(0, 0).view(0, 1),
+        query_lens=(width,) * size,
+        kv_lens=(width,) * size,
+        page_tables=((),) * size,
+    )
+    with torch.inference_mode():
+        recording = recorder.record(lambda: target.forward(batch))
+    pads = (integers(0, 1), integers(0, 1), integers(scratch_slot, 1))
+    return _Window(token_ids, positions, slots, pads, attention, recording)
+
+
+def _padded_rows(query_lens: Sequence[int], width: int) -> IntArray:
+    """Where each packed row stands among the padded ones."""
+    return np.concatenate(
+        [b * width + np.arange(length, dtype=np.int64) for b, length in enumerate(query_lens)]
+    )
+
+
+def _sources(rows: IntArray, num_padded: int) -> IntArray:
+    """Which packed row each padded one takes; len(rows), one past the last, where there is none."""
+    sources = np.full(num_padded, len(rows), dtype=np.int64)
+    sources[rows] = np.arange(len(rows))
+    return sources
+
+
+def _rows(aux_hidden: Tensor, at: Tensor) -> Tensor:
+    """aux_hidden[at]; without taps there is nothing to choose, and it may be on the host."""
+    if aux_hidden.shape[1] == 0:
+        return aux_hidden.new_empty(len(at), 0)
+    return aux_hidden[at]

@@ -1,0 +1,56 @@
+"""Engines whose rounds are recorded and replayed on a CPU."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.acceleration import Acceleration
+from engine.build import Built, wire_engine
+from engine.config import EngineConfig
+from engine.graphs.tape import TapeRecorder
+from engine.target_loading import LoadedTarget
+from kv_pool.attention.fixed_reference import FixedReference
+from tests.engine.tiny_models import CPU, load_tiny_draft, tiny_target
+
+
+def taped() -> Acceleration:
+    """As on CUDA, with a tape for a graph and the reference for a kernel."""
+    return Acceleration(
+        make_attention=lambda page_size: FixedReference(page_size=page_size, device=CPU),
+        attention="reference",
+        attention_reason=None,
+        attention_demanded=False,
+        context_kernel=None,
+        context_reason=None,
+        recorder=TapeRecorder(),
+        graphs_reason=None,
+    )
+
+
+def graphed_engine(
+    *,
+    target: LoadedTarget | None = None,
+    draft_folder: Path | None,
+    acceleration: Acceleration | None = None,
+    **settings: Any,
+) -> Built:
+    """As tests.engine.tiny_models.tiny_engine makes one, with graphs."""
+    target = target if target is not None else tiny_target()
+    draft = load_tiny_draft(draft_folder, target) if draft_folder is not None else None
+    settings = {
+        "num_pages": 128,
+        "page_size": 4,
+        "prefill_chunk_tokens": 32,
+        "max_running_requests": 6,
+        "native_kernels": "off",
+        **settings,
+    }
+    with torch.inference_mode(False):
+        return wire_engine(
+            EngineConfig(target="tiny", draft=str(draft_folder), **settings),
+            target=target,
+            draft=draft,
+            device=CPU,
+            acceleration=acceleration or taped(),
+        )

@@ -1,0 +1,187 @@
+"""A replayed round says what the eager one says, whatever the batch and its padding."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from draft import DSparkProposer
+from engine import Request, SamplingParams
+from engine.build import Built
+from engine.graphs import GraphedProposer, GraphedTarget
+from engine.graphs.tape import _TapeRecording
+from engine.target import TargetModel
+from kv_pool import ReferenceAttention
+from tests.engine.graphs.recorded import graphed_engine, taped
+from tests.engine.running import generate_alone, greedy_requests, prompts, run_all
+from tests.engine.tiny_models import VOCAB, tiny_engine, tiny_target, write_tiny_draft
+
+NEW_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_draft(tmp_path_factory.mktemp("draft"))
+
+
+@contextmanager
+def counted_replays() -> Iterator[list[int]]:
+    count = [0]
+    replay = _TapeRecording.replay
+
+    def counting(self: _TapeRecording[object]) -> None:
+        count[0] += 1
+        replay(self)
+
+    with patch.object(_TapeRecording, "replay", counting):
+        yield count
+
+
+def texts_of(built: Built, requests: list[Request]) -> list[list[int]]:
+    found = run_all(built, requests)
+    return [found[request.request_id][0] for request in requests]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_greedy_text_equals_transformers(name: str, draft_folder: Path) -> None:
+    asked = prompts(5, vocab=VOCAB)
+    built = graphed_engine(target=tiny_target(name), draft_folder=draft_folder)
+    with counted_replays() as replays:
+        found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target(name), p, NEW_TOKENS) for p in asked]
+    assert replays[0] > 20
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"page_size": 1, "num_pages": 512},
+        {"page_size": 16, "num_pages": 40},
+        {"num_draft_tokens": 1},
+        {"max_running_requests": 3, "prefill_chunk_tokens": 3},
+        {"num_pages": 20},
+    ],
+    ids=str,
+)
+def test_greedy_text_is_the_same_under_any_setting(
+    settings: dict[str, object], draft_folder: Path
+) -> None:
+    asked = prompts(6, vocab=VOCAB)
+    built = graphed_engine(draft_folder=draft_folder, **settings)
+    found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in asked]
+
+
+def test_plain_decoding_is_replayed_too() -> None:
+    asked = prompts(3, vocab=VOCAB)
+    built = graphed_engine(draft_folder=None)
+    with counted_replays() as replays:
+        found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in asked]
+    assert replays[0] >= NEW_TOKENS - 1
+
+
+@pytest.mark.parametrize("greedy", [0, 2])
+def test_seeded_draws_are_those_of_the_eager_engine(greedy: int, draft_folder: Path) -> None:
+    """With some requests greedy, the recording that draws has rows that do not."""
+    asked = prompts(5, vocab=VOCAB)
+    requests = [
+        Request(
+            str(i),
+            tuple(p),
+            SamplingParams(
+                max_new_tokens=NEW_TOKENS, temperature=0.0 if i < greedy else 0.8, seed=i
+            ),
+        )
+        for i, p in enumerate(asked)
+    ]
+    eager = tiny_engine(draft_folder=draft_folder, native_kernels="off")
+    graphed = graphed_engine(draft_folder=draft_folder)
+    assert texts_of(graphed, requests) == texts_of(eager, requests)
+
+
+def test_a_batch_may_shrink_and_grow_again(draft_folder: Path) -> None:
+    """Tiers are left and met again; what padding held before makes no difference."""
+    asked = prompts(6, vocab=VOCAB)
+    lengths = [2, 20, 3, 11, 5, 7]
+    requests = [
+        Request(str(i), tuple(p), SamplingParams(max_new_tokens=n))
+        for i, (p, n) in enumerate(zip(asked, lengths, strict=True))
+    ]
+    built = graphed_engine(draft_folder=draft_folder)
+    expected = [generate_alone(tiny_target(), p, n) for p, n in zip(asked, lengths, strict=True)]
+    assert texts_of(built, requests) == expected
+    assert texts_of(built, requests) == expected
+
+
+def test_padding_touches_the_scratch_page_alone(draft_folder: Path) -> None:
+    built = graphed_engine(draft_folder=draft_folder, prefix_cache=False)
+    pool = built.pool
+    own = (pool.num_pages - 1) * pool.page_size
+    assert pool.num_pages == built.memory.num_pages + 1
+    storages = [pool.target_keys(0), pool.target_values(4), pool.draft_keys[1]]
+    for storage in storages:
+        assert not storage[:own].any(), "recording wrote beside the scratch page"
+    assert pool.draft_keys[1][own:].any()
+    (prompt,) = prompts(1, vocab=VOCAB, low=9, high=10)
+    found = texts_of(built, greedy_requests([prompt], 3))  # the last windows are short ones
+    used = -(-(len(prompt) + 3 + built.proposer.num_slots) // pool.page_size)
+    for storage in storages:
+        written = storage[:own].flatten(1).any(dim=1).view(-1, pool.page_size).any(dim=1)
+        assert 0 < int(written.sum()) <= used
+    assert found == [generate_alone(tiny_target(), prompt, 3)]
+
+
+def test_long_shares_run_as_they_did(draft_folder: Path) -> None:
+    built = graphed_engine(draft_folder=draft_folder)
+    assert isinstance(built.runner, GraphedTarget)
+    assert isinstance(built.proposer, GraphedProposer)
+    (prompt,) = prompts(1, vocab=VOCAB, low=20, high=21)
+    with (
+        patch.object(TargetModel, "forward", autospec=True, side_effect=TargetModel.forward) as ran,
+        patch.object(DSparkProposer, "propose", side_effect=AssertionError("not replayed")),
+    ):
+        texts_of(built, greedy_requests([prompt], NEW_TOKENS))
+    assert [len(call.args[1].token_ids) for call in ran.call_args_list] == [len(prompt)]
+
+
+def test_the_context_writers_mode_switches_without_moving_a_weight(draft_folder: Path) -> None:
+    built = graphed_engine(draft_folder=draft_folder, stacked_context_kv="off")
+    assert built.draft is not None
+    addresses = [p.data_ptr() for p in built.draft.network.parameters()]
+    asked = prompts(3, vocab=VOCAB)
+    expected = [generate_alone(tiny_target(), p, NEW_TOKENS) for p in asked]
+    for mode in ("on", "off", "auto"):
+        assert built.engine.set_context_kv(mode).mode == mode  # type: ignore[arg-type]
+        assert texts_of(built, greedy_requests(asked, NEW_TOKENS)) == expected
+    assert [p.data_ptr() for p in built.draft.network.parameters()] == addresses
+
+
+def test_attention_without_fixed_shapes_leaves_everything_eager_and_says_why(
+    draft_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = replace(
+        taped(),
+        make_attention=lambda page_size: ReferenceAttention(
+            page_size=page_size, device=torch.device("cpu")
+        ),
+    )
+    with caplog.at_level(logging.WARNING):
+        built = graphed_engine(draft_folder=draft_folder, acceleration=plain)
+    reason = "reference attention has no fixed shapes"
+    assert f"no graphs: {reason}" in caplog.text
+    assert built.engine.info.details["graphs"] == {"tiers": [], "reason": reason}
+    assert isinstance(built.runner, TargetModel)
+    asked = prompts(2, vocab=VOCAB)
+    found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in asked]
+
+
+def test_the_tiers_are_told(draft_folder: Path) -> None:
+    built = graphed_engine(draft_folder=draft_folder)
+    assert built.engine.info.details["graphs"] == {"tiers": [1, 2, 4, 6], "reason": None}

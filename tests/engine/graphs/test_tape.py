@@ -1,0 +1,49 @@
+"""A tape does again what was done, as a CUDA graph does."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.graphs.tape import TapeRecorder
+
+
+def test_a_replay_computes_on_what_the_inputs_hold_now() -> None:
+    x = torch.ones(3)
+    recording = TapeRecorder().record(lambda: (x * 2).cumsum(0) + x[1:].sum())
+    assert recording.outputs.tolist() == [4.0, 6.0, 8.0]
+    x.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    kept = recording.outputs
+    recording.replay()
+    assert kept.tolist() == [7.0, 11.0, 17.0]
+
+
+def test_a_replay_writes_where_the_recording_wrote() -> None:
+    pool, slots, values = torch.zeros(5), torch.tensor([1, 2]), torch.ones(2)
+
+    def store() -> Tensor:
+        pool[slots] = values
+        return pool[slots].clone()
+
+    recording = TapeRecorder().record(store)
+    slots.copy_(torch.tensor([4, 0]))
+    values.mul_(7)
+    recording.replay()
+    assert pool.tolist() == [7.0, 1.0, 1.0, 0.0, 7.0]
+    assert recording.outputs.tolist() == [7.0, 7.0]
+
+
+def test_what_python_decided_stays_decided() -> None:
+    factor = [2.0]
+    x = torch.ones(2)
+    recording = TapeRecorder().record(lambda: x * factor[0])
+    factor[0] = 100.0
+    recording.replay()
+    assert recording.outputs.tolist() == [2.0, 2.0]
+
+
+def test_reading_a_value_on_the_host_is_an_error() -> None:
+    x = torch.ones(2)
+    with pytest.raises(RuntimeError, match="reads a value on the host"):
+        TapeRecorder().record(lambda: x * x.sum().item())
+    with pytest.raises(RuntimeError, match="reads a value on the host"):
+        TapeRecorder().record(lambda: x[x > 0])
