@@ -139,7 +139,13 @@ def wire_engine(
     num_slots = draft.config.num_slots if draft is not None else 0
     attention = acceleration.make_attention(config.page_size)
     memory = plan_pool(
-        config, target=target, draft=draft, probe=probe, attention=attention, device=device
+        config,
+        target=target,
+        draft=draft,
+        probe=probe,
+        attention=attention,
+        records_graphs=acceleration.recorder is not None,
+        device=device,
     )
     pool = _make_pool(memory, target, draft, probe, acceleration, device)
     draft_path = choose_draft_path(draft, pool, native=native, reason=reason)

@@ -120,9 +120,9 @@ def log_start(details: Mapping[str, Any]) -> None:
         why = f" ({context_kv['reason']})" if context_kv["reason"] else ""
         logger.info("context KV: mode=%s path=%s%s", context_kv["mode"], context_kv["path"], why)
     logger.info(
-        "memory plan: target %.2f GiB, draft %.2f GiB, largest step %.2f GiB, KV pool %.2f GiB = "
-        "%d pages of %d tokens = %d tokens, by %s",
-        *(memory[f"{name}_gib"] for name in ("target", "draft", "step", "pool")),
+        "memory plan: target %.2f GiB, draft %.2f GiB, largest step %.2f GiB, graphs %.2f GiB, "
+        "KV pool %.2f GiB = %d pages of %d tokens = %d tokens, by %s",
+        *(memory[f"{name}_gib"] for name in ("target", "draft", "step", "graphs", "pool")),
         *(memory[name] for name in ("num_pages", "page_size", "tokens", "budget")),
     )
     logger.info("one request may have %d tokens, prompt and output together", details["max_len"])

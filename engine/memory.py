@@ -18,6 +18,7 @@ class MemoryPlan:
     target_bytes: int
     draft_bytes: int
     step_bytes: int  # peak of the largest step, measured on CUDA; 0 where not measured
+    graph_bytes: int  # what recorded passes keep; 0 without graphs
     budget: str  # the setting that decided
 
     @property
@@ -37,6 +38,7 @@ class MemoryPlan:
             "target_gib": round(self.target_bytes / GIB, 3),
             "draft_gib": round(self.draft_bytes / GIB, 3),
             "step_gib": round(self.step_bytes / GIB, 3),
+            "graphs_gib": round(self.graph_bytes / GIB, 3),
             "budget": self.budget,
         }
 
@@ -59,6 +61,11 @@ def require_tokens(num_tokens: int, *, min_tokens: int, budget: str) -> None:
         )
 
 
-def cuda_budget(*, total_bytes: int, fraction: float, used_bytes: int, step_bytes: int) -> int:
-    """What `memory_fraction` of a device leaves for pages after weights and the largest step."""
-    return int(total_bytes * fraction) - used_bytes - step_bytes
+def cuda_budget(
+    *, total_bytes: int, fraction: float, used_bytes: int, step_bytes: int, graph_bytes: int
+) -> int:
+    """What `memory_fraction` of a device leaves for pages after all else.
+
+    That is the weights, the largest step, and what recorded passes keep.
+    """
+    return int(total_bytes * fraction) - used_bytes - step_bytes - graph_bytes

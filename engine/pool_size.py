@@ -6,6 +6,8 @@ from torch import Tensor, nn
 from engine.config import EngineConfig
 from engine.draft_loading import LoadedDraft
 from engine.errors import LoadError
+from engine.graphs.memory import RecordedSizes
+from engine.graphs.tiers import Tiers
 from engine.machine import available_memory_bytes
 from engine.memory import GIB, MemoryPlan, cuda_budget, pages_for_budget, require_tokens
 from engine.self_check import ShapeProbe
@@ -23,6 +25,7 @@ def plan_pool(
     draft: LoadedDraft | None,
     probe: ShapeProbe,
     attention: AttentionBackend,
+    records_graphs: bool,
     device: torch.device,
 ) -> MemoryPlan:
     """Decide the number of pages. Raises LoadError when too few would fit."""
@@ -42,9 +45,19 @@ def plan_pool(
         if device.type == "cuda" and config.num_pages is None
         else 0
     )
+    graph_bytes = 0
+    if records_graphs:  # outputs, the intermediates of the largest pass, the scratch page
+        outputs = _recorded_sizes(config, target, draft).output_bytes
+        graph_bytes = outputs + step_bytes + bytes_per_page
     min_tokens = _SHORT_REQUEST + (draft.config.num_slots if draft is not None else 0)
     num_pages, budget = _num_pages(
-        config, bytes_per_page, target_bytes + draft_bytes, step_bytes, min_tokens, device
+        config,
+        bytes_per_page,
+        target_bytes + draft_bytes,
+        step_bytes,
+        graph_bytes,
+        min_tokens,
+        device,
     )
     if device.type == "cpu":
         _require_available(num_pages * bytes_per_page, budget)
@@ -55,7 +68,22 @@ def plan_pool(
         target_bytes=target_bytes,
         draft_bytes=draft_bytes,
         step_bytes=step_bytes,
+        graph_bytes=graph_bytes,
         budget=budget,
+    )
+
+
+def _recorded_sizes(
+    config: EngineConfig, target: LoadedTarget, draft: LoadedDraft | None
+) -> RecordedSizes:
+    block_size = draft.config.block_size if draft is not None else 0
+    return RecordedSizes(
+        tiers=Tiers.up_to(config.max_running_requests),
+        width=(config.num_draft_tokens or block_size) + 1,
+        vocab_size=target.vocab_size,
+        aux_size=draft.config.aux_size if draft is not None else 0,
+        block_size=block_size,
+        itemsize=target.dtype.itemsize,
     )
 
 
@@ -84,6 +112,7 @@ def _num_pages(
     bytes_per_page: int,
     weight_bytes: int,
     step_bytes: int,
+    graph_bytes: int,
     min_tokens: int,
     device: torch.device,
 ) -> tuple[int, str]:
@@ -98,6 +127,7 @@ def _num_pages(
             fraction=config.memory_fraction,
             used_bytes=max(total - free, weight_bytes),
             step_bytes=step_bytes,
+            graph_bytes=graph_bytes,
         )
         budget = f"kv.memory_fraction={config.memory_fraction}"
     else:

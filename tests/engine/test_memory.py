@@ -30,8 +30,14 @@ def test_a_pool_too_small_for_one_request_is_refused_with_numbers() -> None:
 
 
 def test_on_cuda_weights_and_the_largest_step_come_first() -> None:
-    left = cuda_budget(total_bytes=80 * GIB, fraction=0.85, used_bytes=20 * GIB, step_bytes=4 * GIB)
-    assert left == 44 * GIB
+    left = cuda_budget(
+        total_bytes=80 * GIB,
+        fraction=0.85,
+        used_bytes=20 * GIB,
+        step_bytes=4 * GIB,
+        graph_bytes=6 * GIB,
+    )
+    assert left == 38 * GIB
 
 
 def test_the_plan_says_what_takes_how_much(tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+"""What recordings keep for themselves. Arithmetic only, in bytes."""
+
+from dataclasses import dataclass
+
+from engine.graphs.tiers import Tiers
+
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSizes:
+    """The widths of what the recorded passes leave behind."""
+
+    tiers: Tiers
+    width: int  # rows of a full verify window
+    vocab_size: int
+    aux_size: int  # tapped hidden states of a row, side by side
+    block_size: int  # 0 without a draft
+    itemsize: int  # bytes of an activation
+
+    @property
+    def output_bytes(self) -> int:
+        """Every tier keeps its own logits, taps and, where rows draw, draft distributions."""
+        row = (self.vocab_size + self.aux_size) * self.itemsize
+        drawn = self.block_size * self.vocab_size * _FLOAT32
+        return sum(self.tiers.sizes) * (self.width * row + drawn)

@@ -1,0 +1,88 @@
+"""The pool on a device with memory of its own: what is left when everything else has its place."""
+
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from engine import LoadError, pool_size
+from engine.config import EngineConfig
+from engine.graphs.memory import RecordedSizes
+from engine.graphs.tiers import Tiers
+from engine.memory import MemoryPlan
+from engine.self_check import ShapeProbe
+from kv_pool import KVShape, ReferenceAttention
+from tests.engine.tiny_models import CPU, LAYERS, VOCAB, load_tiny_draft, tiny_target
+from tests.engine.tiny_models import write_tiny_draft as write_draft
+
+MIB = 1024**2
+TOTAL, USED, STEP = 100 * MIB, 20 * MIB, 7 * MIB
+
+
+@pytest.fixture(scope="module")
+def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_draft(tmp_path_factory.mktemp("draft"))
+
+
+def planned(draft_folder: Path, *, graphs: bool = False, **settings: object) -> MemoryPlan:
+    """On a device of 100 MiB, of which 20 are taken, with a largest step of 7."""
+    target = tiny_target()
+    config = EngineConfig(target="tiny", draft="d", page_size=4, **settings)  # type: ignore[arg-type]
+    with (
+        patch.object(torch.cuda, "mem_get_info", lambda device: (TOTAL - USED, TOTAL)),
+        patch.object(pool_size, "_measure_step", lambda *_: STEP),
+    ):
+        return pool_size.plan_pool(
+            config,
+            target=target,
+            draft=load_tiny_draft(draft_folder, target),
+            probe=ShapeProbe(shapes={layer: KVShape(2, 16, 16) for layer in range(LAYERS)}),
+            attention=ReferenceAttention(page_size=4, device=CPU),
+            records_graphs=graphs,
+            device=torch.device("cuda"),
+        )
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.85])
+def test_the_fraction_is_of_the_whole_device_and_holds_weights_and_step(
+    draft_folder: Path, fraction: float
+) -> None:
+    plan = planned(draft_folder, memory_fraction=fraction)
+    left = int(TOTAL * fraction) - USED - STEP
+    assert plan.num_pages == left // plan.bytes_per_page
+    assert (plan.step_bytes, plan.graph_bytes) == (STEP, 0)
+    assert plan.budget == f"kv.memory_fraction={fraction}"
+
+
+def test_graphs_take_their_outputs_another_step_and_one_page(draft_folder: Path) -> None:
+    plan = planned(draft_folder, graphs=True, max_running_requests=6)
+    rows = (1 + 2 + 4 + 6) * 5  # tiers, and windows of 4 drafts and the anchor
+    outputs = rows * (VOCAB + 3 * 48) * 4 + (1 + 2 + 4 + 6) * 4 * VOCAB * 4
+    assert plan.graph_bytes == outputs + STEP + plan.bytes_per_page
+    left = int(TOTAL * 0.85) - USED - STEP - plan.graph_bytes
+    assert plan.num_pages == left // plan.bytes_per_page
+    assert plan.describe()["graphs_gib"] == round(plan.graph_bytes / 1024**3, 3)
+
+
+def test_pages_by_number_need_no_measurement(draft_folder: Path) -> None:
+    plan = planned(draft_folder, num_pages=50)
+    assert (plan.num_pages, plan.step_bytes) == (50, 0)
+
+
+def test_a_device_that_is_full_is_refused_with_numbers(draft_folder: Path) -> None:
+    with pytest.raises(LoadError, match=r"kv\.memory_fraction=0\.25 leaves room for 0 tokens"):
+        planned(draft_folder, memory_fraction=0.25)
+
+
+def test_recordings_for_128_sequences_of_the_released_pair_keep_less_than_two_gigabytes() -> None:
+    sizes = RecordedSizes(
+        tiers=Tiers.up_to(128),
+        width=8,
+        vocab_size=151936,
+        aux_size=5 * 4096,
+        block_size=7,
+        itemsize=2,
+    )
+    assert sizes.output_bytes == 255 * (8 * (151936 + 20480) * 2 + 7 * 151936 * 4)
+    assert sizes.output_bytes < 2e9
