@@ -4,6 +4,7 @@ The other door is `engine.build`, which loads models; only the command line uses
 """
 
 from engine.api import (
+    MAX_TOP_LOGPROBS,
     ContextKVMode,
     ContextKVStatus,
     EngineClient,
@@ -17,6 +18,7 @@ from engine.api import (
     SpeculationStats,
     StopScanner,
     TokenEvent,
+    TokenLogprob,
 )
 from engine.config import EngineConfig
 from engine.errors import (
@@ -29,6 +31,7 @@ from engine.errors import (
 )
 
 __all__ = [
+    "MAX_TOP_LOGPROBS",
     "ContextKVMode",
     "ContextKVStatus",
     "EngineBusy",
@@ -49,4 +52,5 @@ __all__ = [
     "SpeculationStats",
     "StopScanner",
     "TokenEvent",
+    "TokenLogprob",
 ]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.api import Request
+from engine.api import MAX_TOP_LOGPROBS, Request
 from engine.errors import RequestRejected
 
 
@@ -79,6 +79,19 @@ def _check_sampling(request: Request) -> None:
         ),
         ("presence_penalty", p.presence_penalty, -2 <= p.presence_penalty <= 2, "-2 to 2"),
         ("frequency_penalty", p.frequency_penalty, -2 <= p.frequency_penalty <= 2, "-2 to 2"),
+        (
+            "num_logprobs",
+            p.num_logprobs,
+            p.num_logprobs is None or 0 <= p.num_logprobs <= MAX_TOP_LOGPROBS,
+            f"None or 0 to {MAX_TOP_LOGPROBS}",
+        ),
+        (
+            "prompt_logprobs_from",
+            p.prompt_logprobs_from,
+            p.prompt_logprobs_from is None
+            or (p.prompt_logprobs_from >= 0 and p.num_logprobs is not None),
+            "None, or 0 and more beside num_logprobs",
+        ),
     )
     for name, found, is_fine, accepted in rules:
         if not is_fine:

@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 ContextKVMode = Literal["auto", "on", "off"]
 
+MAX_TOP_LOGPROBS = 20  # tokens told of beside the one that was said
+
 
 class FinishReason(StrEnum):
     """Why a request ended. Every request ends exactly once, with one of these."""
@@ -73,6 +75,8 @@ class SamplingParams:
     presence_penalty: float = 0.0  # -2 to 2, off every token of the output once
     frequency_penalty: float = 0.0  # -2 to 2, off every token of the output as often as it is there
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added); ids are distinct
+    num_logprobs: int | None = None  # None: none told; n: of each token and the n likeliest
+    prompt_logprobs_from: int | None = None  # first prompt position to tell of; None: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +139,32 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely the target alone held a token: natural logarithm, before any option.
+
+    `top` has the likeliest tokens of the same place, likeliest first, as (id, log probability).
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """Tokens that a step committed for one request; the last event carries `finish`.
 
     token_ids includes the token that completes a stop; it may be empty in an abort's event.
+    logprobs has an entry for each of token_ids where they were asked for. prompt_logprobs come
+    once, with the first token: an entry for each prompt position from prompt_logprobs_from on,
+    but for position 0, which follows nothing.
     """
 
     request_id: str
     token_ids: tuple[int, ...]
     finish: Finish | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

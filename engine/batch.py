@@ -17,10 +17,10 @@ from engine.upload import IntArray, upload
 class ScheduleBatch:
     """What the target computes in a step.
 
-    The rows of share b are query_lens[b] consecutive ones; logits are computed for logit_rows
-    only. verify_rows turns the packed logits of the sampling shares into a rectangle: entry
-    [b, i] is the row that decides the token after draft token i - 1, and columns past
-    num_drafts[b] repeat the last one.
+    The rows of share b are query_lens[b] consecutive ones. Logits are computed for logit_rows
+    only: those of the sampling shares, and behind them those that tell of prompts. verify_rows
+    turns the packed logits of the sampling shares into a rectangle: entry [b, i] is the row that
+    decides the token after draft token i - 1, and columns past num_drafts[b] repeat the last one.
     """
 
     token_ids: Int[Tensor, " T"]
@@ -43,11 +43,7 @@ def build_batch(plan: StepPlan, block: DraftBlock | None, *, device: torch.devic
     shares = plan.shares
     starts = _offsets([share.num_rows for share in shares])
     tokens, positions, slots = _rows(shares)
-    logit_rows = _concat(
-        np.arange(at + share.num_rows - share.num_logit_rows, at + share.num_rows)
-        for at, share in zip(starts, shares, strict=True)
-        if share.samples
-    )
+    logit_rows = _logit_rows(shares, starts)
     width = max((share.num_drafts for share in shares), default=0)
     draft_rows, draft_sources, sampling_rows = _draft_indices(plan, starts, block)
     num_drafts = np.array([s.num_drafts for s in plan.sampling], dtype=np.int64)
@@ -163,6 +159,22 @@ def _rows(shares: Sequence[SequenceStep]) -> tuple[IntArray, IntArray, IntArray]
     positions = _concat(np.arange(s.start, s.start + s.num_rows) for s in shares)
     slots = _concat(s.seq.table.slots(s.start, s.start + s.num_rows) for s in shares)
     return tokens, positions, slots
+
+
+def _logit_rows(shares: Sequence[SequenceStep], starts: list[int]) -> IntArray:
+    """Every verify window, and then the rows that tell log probabilities of prompt tokens."""
+    with_start = list(zip(starts, shares, strict=True))
+    windows = [
+        np.arange(at + share.num_rows - share.num_logit_rows, at + share.num_rows)
+        for at, share in with_start
+        if share.samples
+    ]
+    prompts = [
+        at - share.start + np.arange(share.logprob_rows.start, share.logprob_rows.stop)
+        for at, share in with_start
+        if share.logprob_rows
+    ]
+    return _concat(windows + prompts)
 
 
 def _draft_indices(

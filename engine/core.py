@@ -10,12 +10,11 @@ from engine.batch import ScheduleBatch, build_batch, build_block_request, commit
 from engine.draws import Draws, plan_draws
 from engine.metrics import StepMetrics
 from engine.plan import StepPlan
-from engine.processing import plan_processing
 from engine.recording import StepRecorder
 from engine.scheduler import Committed, Scheduler
 from engine.target import Target, TargetOutput
 from engine.upload import upload
-from engine.verifier import verify_step
+from engine.verifier import StepOptions, verify_step
 
 
 class EngineCore:
@@ -60,15 +59,13 @@ class EngineCore:
             if not plan:
                 return []
             draws = self._plan_draws(plan)
-            processing = plan_processing(
-                plan.sampling, vocab_size=self._target.vocab_size, device=self._device
-            )
+            options = StepOptions.of(plan, vocab_size=self._target.vocab_size, device=self._device)
         with self._metrics.stage("draft"):
             block = self._draft(plan, draws)
         with self._metrics.stage("verify"):
             batch = build_batch(plan, block, device=self._device)
             output = self._target.forward(batch)
-            results = verify_step(plan.sampling, batch, block, output.logits, draws, processing)
+            results = verify_step(plan, batch, block, output.logits, draws, options)
         with self._metrics.stage("commit"):
             committed = self._scheduler.commit(plan, results)
             if self._recorder is not None:

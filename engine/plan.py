@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from engine.api import TokenLogprob
 from engine.sequence import SequenceState
 
 
@@ -21,6 +22,7 @@ class SequenceStep:
     stop: int  # one past the last committed position to compute
     num_drafts: int  # draft tokens verified behind the anchor
     samples: bool  # whether the share reaches the end of what is committed, and decides a token
+    logprob_rows: range = range(0)  # positions that tell the logprob of the prompt token behind
 
     @property
     def num_committed(self) -> int:
@@ -37,6 +39,7 @@ class SequenceStep:
 
     @property
     def num_logit_rows(self) -> int:
+        """Rows of the verify window; logprob_rows come on top."""
         return self.num_drafts + 1 if self.samples else 0
 
 
@@ -64,10 +67,14 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What the target decided for one sampling share.
+    """What the target decided for one share, and what it tells.
 
-    new_ids holds the accepted draft tokens and then the bonus token; a stop may still cut it.
+    new_ids holds the accepted draft tokens and then the bonus token, and nothing for a share that
+    does not sample; a stop may still cut it. logprobs has an entry for each of them if asked for;
+    prompt_logprobs one for each of the share's logprob_rows.
     """
 
     share: SequenceStep
     new_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()

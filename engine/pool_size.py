@@ -170,7 +170,8 @@ def _measure_step(
     plan = attention.plan(
         query_lens=[rows], kv_lens=[rows], page_tables=[list(range(num_pages))], causal=True
     )
-    logit_rows = torch.arange(min(rows, 16 * config.max_running_requests), device=device)
+    # Every row of a chunk has logits where log probabilities of prompts are asked for.
+    logit_rows = torch.arange(rows, device=device)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

@@ -42,6 +42,10 @@ class SamplingRows:
             first += share.num_drafts + 1
         return cls(tuple(windows))
 
+    @property
+    def num_rows(self) -> int:
+        return sum(window.num_rows for window in self.windows)
+
     def where(self, asks: Callable[[Request], object]) -> list[Window]:
         """The windows of the requests that ask for something."""
         return [window for window in self.windows if asks(window.share.seq.request)]

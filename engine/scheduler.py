@@ -185,7 +185,12 @@ class Scheduler:
             stop = min(seq.catch_up_len, seq.kv_len + budget)
             reaches_end = stop == len(seq.token_ids)
             return SequenceStep(
-                seq=seq, start=seq.kv_len, stop=stop, num_drafts=0, samples=reaches_end
+                seq=seq,
+                start=seq.kv_len,
+                stop=stop,
+                num_drafts=0,
+                samples=reaches_end,
+                logprob_rows=_logprob_rows(seq, seq.kv_len, stop),
             )
         return SequenceStep(
             seq=seq,
@@ -233,7 +238,7 @@ class Scheduler:
 
     def _try_admit(self, seq: SequenceState, budget: int) -> SequenceStep | None:
         """Pages for all that is committed and one round, or nothing: no half admissions."""
-        hit = self._pages.match_prefix(seq.token_ids, max_tokens=len(seq.token_ids) - 1)
+        hit = self._pages.match_prefix(seq.token_ids, max_tokens=seq.max_cached_tokens)
         wanted = len(seq.token_ids) + self._num_slots
         seq.table.extend(hit)
         if seq.table.missing_pages(wanted) > self._pages.num_available:
@@ -266,9 +271,12 @@ class Scheduler:
 
     def _commit_share(self, share: SequenceStep, result: RoundResult | None) -> Committed:
         seq = share.seq
-        if result is None:
+        if result is not None:
+            seq.prompt_logprobs += result.prompt_logprobs
+        if result is None or not share.samples:
             seq.kv_len = share.stop
             return Committed(share, share.num_rows, None)
+        is_first = seq.num_output == 0
         new_ids, finish = self._append(seq, share, result.new_ids)
         seq.kv_len = len(seq.token_ids) - 1
         self.counters.num_output_tokens += len(new_ids)
@@ -278,7 +286,13 @@ class Scheduler:
         else:
             self._running.remove(seq)
             self._finished.append(seq)
-        event = TokenEvent(seq.request.request_id, new_ids, finish)
+        event = TokenEvent(
+            seq.request.request_id,
+            new_ids,
+            finish,
+            logprobs=result.logprobs[: len(new_ids)],
+            prompt_logprobs=tuple(seq.prompt_logprobs) if is_first else (),
+        )
         return Committed(share, seq.kv_len - share.start, event)
 
     def _append(
@@ -312,3 +326,12 @@ class Scheduler:
 
     def _all(self) -> list[SequenceState]:
         return self._running + self._waiting
+
+
+def _logprob_rows(seq: SequenceState, start: int, stop: int) -> range:
+    """Rows of start..stop-1 whose next token is a prompt token with a log probability owed."""
+    owed = seq.owed_prompt_logprobs
+    if not owed:
+        return range(0)
+    assert start < owed.start, f"position {owed.start} is owed, but computing begins at {start}"
+    return range(owed.start - 1, max(owed.start - 1, min(stop, owed.stop - 1)))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from engine.api import Finish, FinishReason, Request, SpeculationStats
+from engine.api import Finish, FinishReason, Request, SpeculationStats, TokenLogprob
 from kv_pool import PageTable
 
 
@@ -31,6 +31,7 @@ class SequenceState:
     num_cached_tokens: int = 0  # prompt tokens that the prefix cache spared at admission
     accept_counts: list[int] = field(default_factory=list)
     num_draft_tokens: int = 0
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     admitted_at: float | None = None
     first_token_at: float | None = None
 
@@ -59,6 +60,23 @@ class SequenceState:
         neither which positions are drafted nor which random numbers decide them.
         """
         return self.num_prompt if self.num_output == 0 else len(self.token_ids) - 1
+
+    @property
+    def owed_prompt_logprobs(self) -> range:
+        """Prompt positions whose log probabilities are asked for and not known yet."""
+        asked = self.request.params.prompt_logprobs_from
+        if asked is None:
+            return range(0)
+        return range(max(1, asked) + len(self.prompt_logprobs), self.num_prompt)
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """Leading tokens that need not be computed if the prefix cache has them.
+
+        The anchor always is; so is a row that still has a prompt token's log probability to tell.
+        """
+        owed = self.owed_prompt_logprobs
+        return min(len(self.token_ids), owed.start if owed else len(self.token_ids)) - 1
 
     def record_round(self, num_drafts: int, num_accepted: int) -> None:
         missing = num_drafts + 1 - len(self.accept_counts)

@@ -1,36 +1,107 @@
 """Drafts and logits in, new tokens out: one verdict for a whole step."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from draft import DraftBlock
 from engine.batch import ScheduleBatch
+from engine.download import FloatArray, download
 from engine.draws import Draws
-from engine.plan import RoundResult, SequenceStep
-from engine.processing import Processing
+from engine.logprobs import LogprobPlan
+from engine.plan import RoundResult, StepPlan
+from engine.processing import Processing, plan_processing
 from engine.rng import Purpose
 from engine.sampling import target_probs
 from engine.verify import Verdict, verify_greedy, verify_sampled
 
 
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """What the requests of a step ask for beyond plain tokens."""
+
+    processing: Processing
+    logprobs: LogprobPlan | None
+
+    @classmethod
+    def of(cls, plan: StepPlan, *, vocab_size: int, device: torch.device) -> Self:
+        return cls(
+            plan_processing(plan.sampling, vocab_size=vocab_size, device=device),
+            LogprobPlan.of(plan, device=device),
+        )
+
+
 def verify_step(
-    sampling: Sequence[SequenceStep],
+    plan: StepPlan,
     batch: ScheduleBatch,
     block: DraftBlock | None,
     logits: Float[Tensor, "R V"],
     draws: Draws | None,
-    processing: Processing,
+    options: StepOptions,
 ) -> list[RoundResult]:
     """Decide every sampling share. The one place of a step where the host waits for the device.
 
     Both rules judge by the processed logits, so p is what the request asked for; q is what the
     draft was drawn from, which knows nothing of the options but the temperature.
     """
-    if not sampling:
+    asked = options.logprobs
+    if not plan.sampling and asked is None:
         return []
+    windows = logits[: sum(share.num_logit_rows for share in plan.sampling)]
+    kept = asked.keep(logits) if asked is not None else None
+    verdict = _decide(batch, block, windows, draws, options.processing)
+    said_ids = torch.cat([batch.draft_ids, verdict.bonus_ids[:, None]], dim=1)  # (Bs, K+1)
+    said_ids.scatter_(1, verdict.num_accepted[:, None], verdict.bonus_ids[:, None])
+    if asked is None or kept is None:
+        new_ids = _new_ids(*download([verdict.num_accepted, said_ids]))
+        return [RoundResult(s, ids) for s, ids in zip(plan.sampling, new_ids, strict=True)]
+    num_accepted, ids, of_windows, of_prompts = download(
+        [verdict.num_accepted, said_ids, asked.tell_windows(kept, said_ids), kept.prompts]
+    )
+    return _told_results(plan, _new_ids(num_accepted, ids), asked, of_windows, of_prompts)
+
+
+def _new_ids(num_accepted: FloatArray, said_ids: FloatArray) -> list[tuple[int, ...]]:
+    """What each sampling share says: its accepted drafts and the bonus token."""
+    rows = said_ids.astype(np.int64).tolist()
+    counts = num_accepted.astype(np.int64).tolist()
+    return [tuple(row[: count + 1]) for row, count in zip(rows, counts, strict=True)]
+
+
+def _told_results(
+    plan: StepPlan,
+    new_ids: list[tuple[int, ...]],
+    asked: LogprobPlan,
+    of_windows: FloatArray,
+    of_prompts: FloatArray,
+) -> list[RoundResult]:
+    """A result for every share that says or tells something."""
+    said = {id(share): ids for share, ids in zip(plan.sampling, new_ids, strict=True)}
+    logprobs = asked.of_windows(of_windows, new_ids)
+    prompt_logprobs = asked.of_prompts(of_prompts)
+    return [
+        RoundResult(
+            share,
+            said.get(id(share), ()),
+            logprobs=logprobs.get(id(share), ()),
+            prompt_logprobs=prompt_logprobs.get(id(share), ()),
+        )
+        for share in plan.shares
+        if share.samples or share.logprob_rows
+    ]
+
+
+def _decide(
+    batch: ScheduleBatch,
+    block: DraftBlock | None,
+    logits: Float[Tensor, "R V"],
+    draws: Draws | None,
+    processing: Processing,
+) -> Verdict:
     scores = processing.scores(logits, batch.draft_ids)
     verdict = verify_greedy(
         batch.draft_ids, scores.argmax(dim=-1)[batch.verify_rows], batch.num_drafts
@@ -39,13 +110,7 @@ def verify_step(
         drawn = _verify_drawn(batch, block, scores, draws)
         verdict.num_accepted[draws.rows] = drawn.num_accepted
         verdict.bonus_ids[draws.rows] = drawn.bonus_ids
-    told = torch.cat(
-        [verdict.num_accepted[:, None], verdict.bonus_ids[:, None], batch.draft_ids], dim=1
-    ).tolist()
-    return [
-        RoundResult(share, (*drafts[:num_accepted], bonus_id))
-        for share, (num_accepted, bonus_id, *drafts) in zip(sampling, told, strict=True)
-    ]
+    return verdict
 
 
 def _verify_drawn(

@@ -87,11 +87,12 @@ class StopSearch:
         """Trailing characters of the text that may be the beginning of a stop."""
         return len(self._tail)
 
-    def feed(self, piece: str) -> StopMatch | None:
+    def feed(self, piece: str, *, counts: bool = True) -> StopMatch | None:
+        """The first stop that the piece completes; counts false: read on as if there were none."""
         text = self._tail + piece
         for end, char in enumerate(piece, start=1):
             self._state = self._table.step(self._state, char)
-            length = self._table.longest(self._state)
+            length = self._table.longest(self._state) if counts else 0
             if length:
                 stop_at = len(self._tail) + end
                 return StopMatch(text[stop_at - length : stop_at], end)
@@ -101,14 +102,22 @@ class StopSearch:
 
 
 class StopStrings:
-    """The engine's StopScanner: token ids in, the stop string that they complete out."""
+    """The engine's StopScanner: token ids in, the stop string that they complete out.
 
-    def __init__(self, *, decoder: IncrementalDecoder, table: StopTable) -> None:
+    A stop that is complete before token number min_tokens is passed over.
+    """
+
+    def __init__(
+        self, *, decoder: IncrementalDecoder, table: StopTable, min_tokens: int = 0
+    ) -> None:
         self._decoder = decoder
         self._search = StopSearch(table)
+        self._num_short = min_tokens
 
     def feed(self, token_id: int) -> str | None:
-        match = self._search.feed(self._decoder.push(token_id))
+        self._num_short -= 1
+        piece = self._decoder.push(token_id)
+        match = self._search.feed(piece, counts=self._num_short <= 0)
         return match.stop if match else None
 
 
@@ -117,19 +126,24 @@ class AnswerText:
 
     Text that may turn out to begin a stop is kept back until that is decided. The pieces
     that push() and flush() return, joined, are the answer's text, whoever asks and however often.
+    min_tokens is the scanner's.
     """
 
-    def __init__(self, *, decoder: IncrementalDecoder, table: StopTable) -> None:
+    def __init__(
+        self, *, decoder: IncrementalDecoder, table: StopTable, min_tokens: int = 0
+    ) -> None:
         self._decoder = decoder
         self._search = StopSearch(table)
+        self._num_short = min_tokens
         self._kept_back = ""
         self._is_stopped = False
 
     def push(self, token_id: int) -> str:
         if self._is_stopped:
             return ""
+        self._num_short -= 1
         piece = self._decoder.push(token_id)
-        match = self._search.feed(piece)
+        match = self._search.feed(piece, counts=self._num_short <= 0)
         text = self._kept_back + piece
         if match is None:
             keep_from = len(text) - self._search.num_undecided

@@ -1,11 +1,32 @@
-"""Every option of a request, each with a value that changes what a tiny model says."""
+"""Every option of a request with a value that matters to a tiny model, and a slow reference.
+
+The reference is transformers' own greedy `generate` with its own processors, cut by the plainest
+possible reading of the stops. What transformers lacks is written down here token by token.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from transformers import LogitsProcessor
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from engine import Request, SamplingParams
+from engine.target_loading import LoadedTarget, by_transformers_alone
+from server.stops import StopStrings, StopTable
+from server.text import IncrementalDecoder
+from tests.engine.tiny_models import VOCAB, tiny_target
+
+NEW_TOKENS = 12
+EOS_IDS = frozenset(range(3, VOCAB, 17))  # so many that a random model says one now and then
+PROMPTS = ((5, 9, 5, 60, 61, 8), (100, 2, 2, 150, 44, 13, 9, 9, 31))
 
 
 class OpenAIPenalties(LogitsProcessor):  # type: ignore[misc]
@@ -22,3 +43,187 @@ class OpenAIPenalties(LogitsProcessor):  # type: ignore[misc]
             for token_id, count in Counter(ids[self._num_prompt :]).items():
                 row[token_id] -= count * self._frequency + self._presence
         return scores
+
+
+@dataclass
+class ByParity:
+    """A row mask with a memory: odd and even ids take turns in pairs, e e o o e e ..."""
+
+    num_said: int = 0
+
+    @staticmethod
+    def allows(place: int, token_id: int) -> bool:
+        return token_id % 2 == place // 2 % 2
+
+    def fill(self, draft_ids: Sequence[int], words: npt.NDArray[np.uint32]) -> None:
+        for k in range(len(draft_ids) + 1):
+            bits = [self.allows(self.num_said + k, t) for t in range(words.shape[1] * 32)]
+            words[k] = np.packbits(bits, bitorder="little").view(np.uint32)
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        self.num_said += len(token_ids)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. `stops` chooses stops from the text that the other options give."""
+
+    name: str
+    meaning: str
+    params: dict[str, Any] = field(default_factory=dict)
+    in_transformers: bool = True
+    is_masked: bool = False
+    choice: int = 0
+    stop_at: int | None = None  # the output token that becomes a stop id ...
+    stop_text_at: int | None = None  # ... or the end of a stop string of two tokens
+
+
+OPTIONS = (
+    Option(
+        "repetition_penalty",
+        "over prompt and output",
+        {"repetition_penalty": 1.4},
+    ),
+    Option("presence_penalty", "over the output, once a token", {"presence_penalty": 1.5}, False),
+    Option("frequency_penalty", "over the output, by count", {"frequency_penalty": 0.7}, False),
+    Option(
+        "logit_bias",
+        "added to single tokens",
+        {"logit_bias": tuple((t, 6.0 if t % 3 else -6.0) for t in range(0, 40, 2))},
+    ),
+    Option("temperature", "0 is greedy", {"temperature": 0.0}),
+    Option("top_k", "", {"top_k": 5}),
+    Option("top_p", "", {"top_p": 0.7}),
+    Option("min_p", "", {"min_p": 0.05}),
+    Option("min_tokens", "no stop before", {"min_new_tokens": 10}),
+    Option("ignore_eos", "the model's end does not end", {"ignore_eos": True}),
+    Option("stop", "strings, across tokens", stop_text_at=7),
+    Option("stop_token_ids", "", stop_at=6),
+    Option("seed", "draws by name", {"seed": 4}, False),
+    Option("n", "choices that draw independently", {}, False, choice=2),
+    Option("logprobs", "of the answer", {"num_logprobs": 3}),
+    Option("prompt logprobs", "of the prompt", {"num_logprobs": 2, "prompt_logprobs_from": 0}),
+    Option("row mask", "a rule over ids (a grammar)", is_masked=True),
+)
+
+
+def letters(token_ids: Sequence[int]) -> str:
+    """A text in which every token is one letter."""
+    return "".join(chr(0x4E00 + token_id) for token_id in token_ids)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request's options together, with stops that hit the text at hand."""
+
+    params: SamplingParams
+    stop: str | None
+    is_masked: bool
+    choice: int
+
+    def request(self, name: str, prompt: Sequence[int], **changes: Any) -> Request:
+        """A fresh request: scanner and mask serve one sequence."""
+        table = StopTable([self.stop] if self.stop else [])
+        decoder = IncrementalDecoder(decode=letters, skips=lambda token_id: False)
+        scanner = StopStrings(decoder=decoder, table=table, min_tokens=self.params.min_new_tokens)
+        return Request(
+            name,
+            tuple(prompt),
+            dataclasses.replace(self.params, **changes),
+            stop_scanner=scanner if self.stop else None,
+            row_mask=ByParity() if self.is_masked else None,
+            choice=self.choice,
+        )
+
+
+def together(options: Sequence[Option], prompt: tuple[int, ...]) -> Asked:
+    """The options as one request; two that set the same field take the later one's value."""
+    params = {key: value for option in options for key, value in option.params.items()}
+    asked = Asked(
+        SamplingParams(max_new_tokens=NEW_TOKENS, **params),
+        stop=None,
+        is_masked=any(option.is_masked for option in options),
+        choice=max(option.choice for option in options),
+    )
+    text = reference(asked, prompt)[0]
+    for option in options:
+        if option.stop_at is not None:
+            stop = text[min(option.stop_at, len(text) - 1)]
+            new = dataclasses.replace(asked.params, stop_token_ids=frozenset({stop}))
+            asked = dataclasses.replace(asked, params=new)
+        if option.stop_text_at is not None:
+            end = min(option.stop_text_at, len(text))
+            asked = dataclasses.replace(asked, stop=letters(text[max(0, end - 2) : end]))
+    return asked
+
+
+@cache
+def target() -> LoadedTarget:
+    return dataclasses.replace(tiny_target("llama"), eos_ids=EOS_IDS)
+
+
+def reference(asked: Asked, prompt: tuple[int, ...]) -> tuple[list[int], list[torch.Tensor]]:
+    """(the answer, the target's log-softmax at each of its tokens) without any engine."""
+    p = asked.params
+    stops = p.stop_token_ids if p.ignore_eos else p.stop_token_ids | EOS_IDS
+    ids, logprobs = _generated(
+        prompt,
+        p.repetition_penalty,
+        p.presence_penalty,
+        p.frequency_penalty,
+        p.logit_bias,
+        p.min_new_tokens,
+        stops,
+        asked.is_masked,
+    )
+    for length in range(1, len(ids) + 1):
+        said = letters(ids[:length])
+        has_stop = asked.stop is not None and said.endswith(asked.stop)
+        if has_stop and length >= p.min_new_tokens:
+            return list(ids[:length]), list(logprobs[:length])
+    return list(ids), list(logprobs)
+
+
+@cache
+def _generated(
+    prompt: tuple[int, ...],
+    repetition: float,
+    presence: float,
+    frequency: float,
+    bias: tuple[tuple[int, float], ...],
+    min_new_tokens: int,
+    stops: frozenset[int],
+    is_masked: bool,
+) -> tuple[tuple[int, ...], tuple[torch.Tensor, ...]]:
+    ids = torch.tensor([list(prompt)])
+    penalties = OpenAIPenalties(len(prompt), presence=presence, frequency=frequency)
+
+    def allowed(_: int, said: torch.Tensor) -> list[int]:
+        return [t for t in range(VOCAB) if ByParity.allows(len(said) - len(prompt), t)]
+
+    with by_transformers_alone(target().model, "sdpa"), torch.inference_mode():
+        output = target().model.generate(  # type: ignore[operator]
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=min_new_tokens or None,
+            repetition_penalty=repetition,
+            sequence_bias=[[[t], v] for t, v in bias] or None,
+            logits_processor=LogitsProcessorList([penalties]),
+            prefix_allowed_tokens_fn=allowed if is_masked else None,
+            eos_token_id=sorted(stops) or [-1],
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+    said = tuple(output.sequences[0, len(prompt) :].tolist())
+    return said, tuple(torch.log_softmax(row[0].float(), -1) for row in output.logits)
+
+
+@cache
+def prompt_logprobs(prompt: tuple[int, ...]) -> torch.Tensor:
+    """The target's log-softmax behind every prompt token: [len(prompt), V]."""
+    with by_transformers_alone(target().model, "sdpa"), torch.inference_mode():
+        logits = target().model(torch.tensor([list(prompt)]), use_cache=False).logits
+    return torch.log_softmax(logits[0].float(), -1)

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from unittest.mock import patch
 
 import torch
 
 from draft import BlockRequest, DraftBlock, DSparkProposer
-from engine import Finish, Request, SamplingParams
+from engine import Finish, Request, SamplingParams, TokenEvent, TokenLogprob
 from engine.build import Built
 from engine.identity import generate_reference
 from engine.target_loading import LoadedTarget
@@ -43,6 +44,43 @@ def run_all(
     assert engine.is_idle
     assert engine.snapshot().num_used_pages == 0
     return {name: (ids[name], finishes[name]) for name in ids}
+
+
+@dataclass
+class Answered:
+    """All that an engine says and tells of one request."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    events: list[TokenEvent] = field(default_factory=list)
+
+    @property
+    def finish(self) -> Finish:
+        (finish,) = [event.finish for event in self.events if event.finish is not None]
+        return finish
+
+
+def run_told(
+    built: Built, requests: Sequence[Request], *, max_steps: int = 5000
+) -> dict[str, Answered]:
+    """All requests at once, to their ends, with everything that came in their events."""
+    answers = {request.request_id: Answered() for request in requests}
+    with torch.inference_mode():
+        for request in requests:
+            built.engine.add(request)
+        for _ in range(max_steps):
+            if built.engine.is_idle:
+                break
+            for event in built.engine.step():
+                answer = answers[event.request_id]
+                answer.events.append(event)
+                answer.ids += event.token_ids
+                answer.logprobs += event.logprobs
+                answer.prompt_logprobs += event.prompt_logprobs
+    assert built.engine.is_idle
+    assert built.engine.snapshot().num_used_pages == 0
+    return answers
 
 
 def generate_alone(target: LoadedTarget, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
