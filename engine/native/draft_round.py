@@ -16,6 +16,7 @@ from kv_pool import KVPool, sequence_slots
 logger = logging.getLogger(__name__)
 
 _BEST_BYTES = 16  # struct Best
+_MAX_SEQUENCES = 64  # MAX_CHAIN_SEQUENCES
 
 
 class NativeRound:
@@ -35,7 +36,7 @@ class NativeRound:
         self._network = network
         self._pool = pool
         self._num_threads = num_threads
-        self._max_sequences = max_rows // network.config.num_slots
+        self._max_sequences = min(max_rows // network.config.num_slots, _MAX_SEQUENCES)
         self._binding = bind(network, pool, kernels)
         self._reason: str | None = None
         self._scratch = _scratch(network.config, self._max_sequences, num_threads)

@@ -11,7 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from draft import BlockRequest, DSparkConfig, DSparkNetwork, DSparkProposer, LayerConfig
+from engine import Request, SamplingParams
 from engine.draft_building import difference_of
+from engine.driving import drive
 from engine.native.compiling import NativeUnavailable
 from engine.native.draft_round import NativeRound
 from tests.draft.serving import Served, prompts_of, sample_rows
@@ -197,6 +199,12 @@ def test_a_batch_that_is_too_large_is_pytorchs() -> None:
     assert pair.kernel.run(_row(request, 0)) is not None
 
 
+def test_more_sequences_than_a_chain_holds_are_pytorchs() -> None:
+    network = network_of(CONFIGS["one slot, one KV head"])
+    assert Pair(network, lengths=(0,) * 64).kernel.run(_empty(64)) is not None
+    assert Pair(network, lengths=(0,) * 65).kernel.run(_empty(65)) is None
+
+
 def test_changes_of_parameters_are_followed_however_they_are_made() -> None:
     network = network_of(CONFIGS["plain"])
     pair = Pair(network)
@@ -268,6 +276,22 @@ def test_a_draft_of_another_kind_is_declined_with_the_reason(
         Pair(network_of(config))
 
 
+def test_served_texts_and_rounds_are_those_of_pytorchs_drafts() -> None:
+    kernels_or_skip()
+    requests = [
+        Request(f"{b}", tuple(range(3 + b, 9 + 5 * b)), SamplingParams(max_new_tokens=24))
+        for b in range(4)
+    ]
+    target, served = tiny_target(has_eos=False), []
+    with TemporaryDirectory() as folder:
+        draft = write_tiny_draft(Path(folder), head_dim=16)
+        for native_kernels in ("auto", "off"):
+            built = tiny_engine(target=target, draft_folder=draft, native_kernels=native_kernels)
+            runs = drive(built.engine, requests, concurrency=3)
+            served.append([(run.token_ids, run.event_sizes) for run in runs])
+    assert served[0] == served[1]
+
+
 def test_an_engine_says_how_its_drafts_are_made() -> None:
     kernels_or_skip()
     assert _passes(head_dim=16) == ("native", None, "native", None)
@@ -307,6 +331,18 @@ def test_the_check_costs_no_parameter_its_place() -> None:
 
     assert difference_of(network, kernel_over) < 1e-5
     assert [p.data_ptr() for p in network.parameters()] == before
+
+
+def _empty(num_sequences: int) -> BlockRequest:
+    """Blocks of one slot without any context, a page each."""
+    pages = torch.arange(num_sequences)
+    return BlockRequest(
+        anchor_ids=pages % 61,
+        anchor_positions=pages * 0,
+        slots=pages[:, None] * 4,
+        page_tables=[[page] for page in pages.tolist()],
+        context_lens=[0] * num_sequences,
+    )
 
 
 def _passes(*, native_kernels: str = "auto", **changes: object) -> tuple[object, ...]:
