@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from uuid import uuid4
 
-from engine import EngineClient, Finish, FinishReason, Request, TokenEvent
+from engine import EngineClient, Finish, FinishReason, Request, TokenEvent, TokenLogprob
 from server.asking import Ask
 from server.deadlines import TimeLimits, in_time
 from server.metrics import ServerMetrics
@@ -22,13 +22,16 @@ class Delta:
     """What an answer gained. The last one of an answer carries its finish.
 
     Tokens may come without text, which is kept back while a character is unfinished or a stop
-    string may have begun, and text may come without tokens at the end.
+    string may have begun, and text may come without tokens at the end. Log probabilities that were
+    asked for come with the tokens, one for each; those of the prompt with the first ones.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish: Finish | None
     seconds: float  # since the prompt was handed to the engine
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class Answer:
     token_ids: tuple[int, ...]
     finish: Finish
     seconds: float
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,23 +142,29 @@ class Answers:
 
     async def _answer(self, ask: Ask, token_by_token: bool) -> AsyncGenerator[Delta, None]:
         table = StopTable(ask.stops)
-        answer = AnswerText(decoder=self._decoder(ask), table=table)
+        min_tokens = ask.params.min_new_tokens
+        answer = AnswerText(decoder=self._decoder(ask), table=table, min_tokens=min_tokens)
         request = Request(
             request_id=uuid4().hex,
             prompt_ids=ask.prompt_ids,
             params=ask.params,
             stop_scanner=(
-                StopStrings(decoder=self._decoder(ask), table=table) if ask.stops else None
+                StopStrings(decoder=self._decoder(ask), table=table, min_tokens=min_tokens)
+                if ask.stops
+                else None
             ),
+            choice=ask.choice,
         )
         clock = self._metrics.clock()
         with self._named(request.request_id, ask.names):
             async with aclosing(self._engine.generate(request)) as events:
+                echo = ask.echo
                 is_queued = partial(self._engine.is_queued, request.request_id)
                 async for event in in_time(events, self._limits, is_queued=is_queued):
                     seconds = clock.saw(event)
                     for part in _one_by_one(event) if token_by_token else (event,):
-                        yield _delta(part, answer, seconds)
+                        yield _delta(part, answer, seconds, echo=echo)
+                        echo = ""
 
     def _decoder(self, ask: Ask) -> IncrementalDecoder:
         return self._text.decoder(
@@ -174,11 +185,22 @@ def _one_by_one(event: TokenEvent) -> Iterator[TokenEvent]:
     """The event as one for each of its tokens; the finish comes with the last."""
     *others, last = range(max(1, len(event.token_ids)))
     for i in others:
-        yield replace(event, token_ids=event.token_ids[i : i + 1], finish=None)
-    yield replace(event, token_ids=event.token_ids[last:])
+        yield replace(
+            event,
+            token_ids=event.token_ids[i : i + 1],
+            finish=None,
+            logprobs=event.logprobs[i : i + 1],
+            prompt_logprobs=event.prompt_logprobs if i == 0 else (),
+        )
+    yield replace(
+        event,
+        token_ids=event.token_ids[last:],
+        logprobs=event.logprobs[last:],
+        prompt_logprobs=event.prompt_logprobs if last == 0 else (),
+    )
 
 
-def _delta(event: TokenEvent, answer: AnswerText, seconds: float) -> Delta:
+def _delta(event: TokenEvent, answer: AnswerText, seconds: float, *, echo: str) -> Delta:
     spoken, finish = event.token_ids, event.finish
     if (
         finish is not None
@@ -186,10 +208,17 @@ def _delta(event: TokenEvent, answer: AnswerText, seconds: float) -> Delta:
         and isinstance(finish.matched, int)
     ):
         spoken = spoken[:-1]  # text excludes the stop, and this one is a token
-    text = "".join(answer.push(token_id) for token_id in spoken)
+    text = echo + "".join(answer.push(token_id) for token_id in spoken)
     if finish is not None:
         text += answer.flush()
-    return Delta(text, event.token_ids, finish, seconds)
+    return Delta(
+        text,
+        event.token_ids,
+        finish,
+        seconds,
+        logprobs=event.logprobs,
+        prompt_logprobs=event.prompt_logprobs,
+    )
 
 
 def _join(parts: list[Delta]) -> Answer:
@@ -200,4 +229,6 @@ def _join(parts: list[Delta]) -> Answer:
         token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
         finish=finish,
         seconds=parts[-1].seconds,
+        logprobs=tuple(entry for part in parts for entry in part.logprobs),
+        prompt_logprobs=tuple(entry for part in parts for entry in part.prompt_logprobs),
     )

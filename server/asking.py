@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine import EngineInfo, SamplingParams
+from server.asked_options import AskedLogprobs
 from server.errors import ApiError
 from server.options import NEUTRAL_SAMPLING, ServerOptions
-from server.schemas import Message, SamplingFields
+from server.schemas import MAX_PROMPTS, Message, SamplingFields
 from server.text import NO_EXTRAS, ChatExtras, ChatTemplateError, TextCodec
 
 _GREEDY_BELOW = 1e-5  # a temperature so small that dividing by it leaves float32's range
@@ -25,6 +26,17 @@ class Ask:
     params: SamplingParams
     stops: tuple[str, ...] = ()
     skip_special_tokens: bool = True
+    choice: int = 0  # of the several answers to one prompt
+    echo: str = ""  # text that is told before the answer's own
+
+    def choices(self, count: int) -> "list[Ask]":
+        """The same for each of several answers to the prompt; each has a name of its own."""
+        if count == 1:
+            return [self]
+        return [
+            replace(self, names=(f"{self.names[0]}-{i}", *self.names), choice=i)
+            for i in range(count)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,16 @@ class Field:
 
     prompt: str  # "messages", "input_ids.3", ...
     sampling_prefix: str = ""  # "sampling_params." where the sampling fields are nested
+
+
+def check_num_answers(count: int, *, param: str) -> None:
+    """Raises ApiError for more answers than one request may ask for."""
+    if count > MAX_PROMPTS:
+        raise ApiError(
+            f"'{param}' must leave at most {MAX_PROMPTS} answers of one request, prompts times n; "
+            f"found {count}",
+            param=param,
+        )
 
 
 class Asker:
@@ -52,6 +74,7 @@ class Asker:
         names: tuple[str, ...],
         field: Field,
         extras: ChatExtras = NO_EXTRAS,
+        logprobs: AskedLogprobs | None = None,
     ) -> Ask:
         prompt_ids = await self.encode(prompt, field=field, extras=extras)
         if not prompt_ids:
@@ -62,7 +85,7 @@ class Asker:
         return Ask(
             names=names,
             prompt_ids=prompt_ids,
-            params=self._sampling(fields, max_new_tokens, field),
+            params=self._sampling(fields, max_new_tokens, field, logprobs),
             stops=fields.stops,
             skip_special_tokens=fields.skip_special_tokens is not False,
         )
@@ -136,10 +159,27 @@ class Asker:
         return asked
 
     def _sampling(
-        self, fields: SamplingFields, max_new_tokens: int, field: Field
+        self,
+        fields: SamplingFields,
+        max_new_tokens: int,
+        field: Field,
+        logprobs: AskedLogprobs | None,
     ) -> SamplingParams:
         stop_token_ids = fields.stop_token_ids or []
         self.check_vocabulary(stop_token_ids, param=f"{field.sampling_prefix}stop_token_ids")
+        asked = fields.asked_options()
+        self.check_vocabulary(
+            [token_id for token_id, _ in asked.logit_bias],
+            param=f"{field.sampling_prefix}logit_bias",
+        )
+        name, min_new_tokens = asked.min_tokens
+        if min_new_tokens > max_new_tokens:
+            param = field.sampling_prefix + name
+            raise ApiError(
+                f"'{param}' must be at most {max_new_tokens}, the longest this answer can be; "
+                f"found {min_new_tokens}",
+                param=param,
+            )
         temperature = self._number(fields.temperature, "temperature")
         top_k = int(self._number(fields.top_k, "top_k"))
         return SamplingParams(
@@ -151,6 +191,13 @@ class Asker:
             seed=fields.asked_seed(),
             stop_token_ids=frozenset(stop_token_ids),
             ignore_eos=bool(fields.ignore_eos),
+            min_new_tokens=min_new_tokens,
+            repetition_penalty=self._number(asked.repetition_penalty, "repetition_penalty"),
+            presence_penalty=asked.presence_penalty or 0.0,
+            frequency_penalty=asked.frequency_penalty or 0.0,
+            logit_bias=asked.logit_bias,
+            num_logprobs=logprobs.num_top if logprobs is not None else None,
+            prompt_logprobs_from=logprobs.prompt_from if logprobs is not None else None,
         )
 
     def _number(self, asked: float | None, name: str) -> float:

@@ -5,9 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from engine import Finish, FinishReason
+from engine import Finish, FinishReason, TokenLogprob
 from server.answers import Answer, Answers, Delta
-from server.asking import Ask, Asker, Field
+from server.asked_options import AskedLogprobs
+from server.asking import Ask, Asker, Field, check_num_answers
+from server.logprobs import LogprobForms
 from server.options import ServerOptions
 from server.schemas import Message
 from server.schemas_native import DetokenizeBody, GenerateBody, SamplingBody, TokenizeBody
@@ -20,10 +22,13 @@ def native_routes(
 ) -> APIRouter:
     """max_len, in tokens, is what /tokenize reports as the model's."""
     router = APIRouter()
+    forms = LogprobForms(text=text.tokens)
 
     @router.post("/generate", response_model=None)
     async def generate(body: GenerateBody, request: Request) -> Response:
         asks = await _asks(asker, body, request.state.request_id)
+        is_many = body.is_many or len(asks) > 1
+        told = _Told(forms, body.asked_logprobs(), with_text=body.return_text_in_logprobs)
         if body.stream:
             deltas = answers.deltas(
                 asks,
@@ -32,12 +37,12 @@ def native_routes(
                 token_by_token=body.token_by_token,
             )
             encoder = _NativeEncoder(
-                asks, is_many=body.is_many, is_incremental=body.incremental_stream_output
+                asks, is_many=is_many, is_incremental=body.incremental_stream_output, told=told
             )
             return await EventStream.start(request, deltas, encoder)
         whole = await unless_gone(request.receive, answers.whole(asks, record=request.state.record))
-        results = [_result(ask, answer) for ask, answer in zip(asks, whole, strict=True)]
-        return JSONResponse(results if body.is_many else results[0])
+        results = [_result(ask, answer, told) for ask, answer in zip(asks, whole, strict=True)]
+        return JSONResponse(results if is_many else results[0])
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> dict[str, object]:
@@ -61,18 +66,19 @@ def native_routes(
 async def _asks(asker: Asker, body: GenerateBody, request_id: str) -> list[Ask]:
     param, prompts = _prompts(body)
     extras = ChatExtras(template_kwargs=body.chat_template_kwargs or {})
-    asks = []
+    asks: list[Ask] = []
     for i, prompt in enumerate(prompts):
         params, prefix = _sampling(body, i)
-        asks.append(
-            await asker.ask(
-                prompt,
-                params,
-                names=_names(body, i, request_id),
-                field=Field(f"{param}.{i}" if body.is_many else param, prefix),
-                extras=extras,
-            )
+        ask = await asker.ask(
+            prompt,
+            params,
+            names=_names(body, i, request_id),
+            field=Field(f"{param}.{i}" if body.is_many else param, prefix),
+            extras=extras,
+            logprobs=body.asked_logprobs(),
         )
+        asks += ask.choices(params.num_choices)
+    check_num_answers(len(asks), param="sampling_params.n")
     return asks
 
 
@@ -99,14 +105,56 @@ def _names(body: GenerateBody, index: int, request_id: str) -> tuple[str, ...]:
     return own, whole, request_id
 
 
+class _Told:
+    """The parts of meta_info that tell log probabilities, if a request asks for them."""
+
+    def __init__(
+        self, forms: LogprobForms, asked: AskedLogprobs | None, *, with_text: bool
+    ) -> None:
+        self._forms = forms
+        self._asked = asked
+        self._with_text = with_text
+
+    def meta(
+        self,
+        ask: Ask,
+        logprobs: Sequence[TokenLogprob],
+        prompt_logprobs: Sequence[TokenLogprob],
+        *,
+        has_begun: bool = False,
+    ) -> dict[str, object]:
+        """has_begun: the prompt has been told of before."""
+        if self._asked is None:
+            return {}
+        output = [(entry.token_id, entry) for entry in logprobs]
+        prompt: list[tuple[int, TokenLogprob | None]] = [(e.token_id, e) for e in prompt_logprobs]
+        if self._asked.prompt_from == 0 and not has_begun:
+            prompt.insert(0, (ask.prompt_ids[0], None))
+        told: dict[str, object] = {
+            "input_token_logprobs": self._forms.native(prompt, with_text=self._with_text),
+            "output_token_logprobs": self._forms.native(output, with_text=self._with_text),
+        }
+        if self._asked.num_top:
+            for name, entries in (("input", prompt), ("output", output)):
+                told[f"{name}_top_logprobs"] = self._forms.native_top(
+                    entries, with_text=self._with_text
+                )
+        return told
+
+
 class _NativeEncoder:
     """All text so far in every event, as SGLang does, or with is_incremental only what is new.
 
-    The events of several prompts are told apart by `index`.
+    The events of several answers are told apart by `index`.
     """
 
-    def __init__(self, asks: Sequence[Ask], *, is_many: bool, is_incremental: bool) -> None:
+    def __init__(
+        self, asks: Sequence[Ask], *, is_many: bool, is_incremental: bool, told: _Told
+    ) -> None:
         self._asks = asks
+        self._told = told
+        self._logprobs: list[tuple[TokenLogprob, ...]] = [()] * len(asks)
+        self._prompt_logprobs: list[tuple[TokenLogprob, ...]] = [()] * len(asks)
         self._is_many = is_many
         self._is_incremental = is_incremental
         self._texts = [""] * len(asks)
@@ -115,10 +163,16 @@ class _NativeEncoder:
 
     def encode(self, index: int, delta: Delta) -> Iterator[Mapping[str, object]]:
         text, token_ids = delta.text, delta.token_ids
+        logprobs, prompt_logprobs = delta.logprobs, delta.prompt_logprobs
+        has_begun = self._is_incremental and self._num_tokens[index] > 0
         self._num_tokens[index] += len(token_ids)
         if not self._is_incremental:
             text = self._texts[index] = self._texts[index] + text
             token_ids = self._token_ids[index] = self._token_ids[index] + token_ids
+            logprobs = self._logprobs[index] = self._logprobs[index] + logprobs
+            prompt_logprobs = self._prompt_logprobs[index] = (
+                self._prompt_logprobs[index] + prompt_logprobs
+            )
         ask, finish = self._asks[index], delta.finish
         if finish is None:
             meta: dict[str, object] = {
@@ -129,6 +183,7 @@ class _NativeEncoder:
             }
         else:
             meta = _meta_info(ask, finish, delta.seconds)
+        meta |= self._told.meta(ask, logprobs, prompt_logprobs, has_begun=has_begun)
         event = {"text": text, "output_ids": token_ids, "meta_info": meta}
         yield {**event, "index": index} if self._is_many else event
 
@@ -136,11 +191,12 @@ class _NativeEncoder:
         yield from ()
 
 
-def _result(ask: Ask, answer: Answer) -> dict[str, object]:
+def _result(ask: Ask, answer: Answer, told: _Told) -> dict[str, object]:
+    meta = _meta_info(ask, answer.finish, answer.seconds)
     return {
         "text": answer.text,
         "output_ids": answer.token_ids,
-        "meta_info": _meta_info(ask, answer.finish, answer.seconds),
+        "meta_info": meta | told.meta(ask, answer.logprobs, answer.prompt_logprobs),
     }
 
 

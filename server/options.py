@@ -13,6 +13,7 @@ NEUTRAL_SAMPLING: Mapping[str, float] = {
     "top_p": 1.0,
     "top_k": -1,
     "min_p": 0.0,
+    "repetition_penalty": 1.0,
 }
 
 

@@ -13,7 +13,6 @@ logger = logging.getLogger(__name__)
 
 _FILE = "generation_config.json"
 _NOT_SERVED: Mapping[str, float] = {  # and the value that has no effect
-    "repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0,
     "typical_p": 1.0,
@@ -23,7 +22,7 @@ _NOT_SERVED: Mapping[str, float] = {  # and the value that has no effect
 
 
 def model_sampling(target: str, *, revision: str | None) -> dict[str, float]:
-    """temperature, top_p, top_k and min_p of the model's generation_config.json, where it has them.
+    """What the model's generation_config.json says of the sampling fields in NEUTRAL_SAMPLING.
 
     Says in the log what else is in it that this server does not apply. Raises LoadError for a
     file that is not JSON.

@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from server.asked_options import AskedOptions
 from server.bad_body import field_error, quote
 
 MAX_PROMPTS = 1024  # in one request
@@ -224,6 +225,14 @@ class SamplingFields(Body):
 
     def asked_seed(self) -> int | None:
         return self.seed
+
+    @property
+    def num_choices(self) -> int:
+        """Answers of one prompt."""
+        return 1
+
+    def asked_options(self) -> AskedOptions:
+        return AskedOptions()
 
     def token_limit(self) -> tuple[str, int | None]:
         """The field that limits the answer's tokens, and what it says."""

@@ -5,6 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from engine import MAX_TOP_LOGPROBS
+from server.asked_options import AskedLogprobs
 from server.bad_body import field_error
 from server.schemas import (
     MAX_PROMPTS,
@@ -13,24 +15,18 @@ from server.schemas import (
     Prompt,
     PromptIds,
     RequestId,
-    SamplingFields,
     Seed,
     TemplateKwargs,
     Text,
     TokenId,
 )
+from server.schemas_options import OptionFields
 
 
-class SamplingBody(SamplingFields):
+class SamplingBody(OptionFields):
     """`sampling_params` of /generate."""
 
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "n": (1,),
-        "min_new_tokens": (0,),
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "repetition_penalty": (1,),
-        "logit_bias": ({},),
         "json_schema": (),
         "regex": (),
         "ebnf": (),
@@ -42,10 +38,14 @@ class SamplingBody(SamplingFields):
     }
 
     max_new_tokens: int | None = Field(None, ge=1)
+    min_new_tokens: int | None = Field(None, ge=0)
     sampling_seed: Seed | None = None
 
     def token_limit(self) -> tuple[str, int | None]:
         return "max_new_tokens", self.max_new_tokens
+
+    def min_length(self) -> tuple[str, int | None]:
+        return "min_new_tokens", self.min_new_tokens
 
     def asked_seed(self) -> int | None:
         return self.seed if self.sampling_seed is None else self.sampling_seed
@@ -89,11 +89,7 @@ class GenerateBody(Body):
     """Exactly one of text, input_ids and messages; a list of them is answered by a list."""
 
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "return_logprob": (False,),
-        "top_logprobs_num": (0,),
-        "logprob_start_len": (-1,),
         "token_ids_logprob": (),
-        "return_text_in_logprobs": (False,),
         "return_hidden_states": (False,),
         "image_data": (),
         "audio_data": (),
@@ -141,6 +137,10 @@ class GenerateBody(Body):
         _choice(_one_or_many, "a string or a list of strings"),
     ] = None
     stream: bool = False
+    return_logprob: bool = False  # this and the next three hold for all prompts
+    logprob_start_len: int = Field(-1, ge=-1)  # first prompt token to tell of; -1: none of them
+    top_logprobs_num: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
+    return_text_in_logprobs: bool = False
     token_by_token: bool = False  # a stream has an event for each token
     chat_template_kwargs: TemplateKwargs | None = None
     incremental_stream_output: bool = False  # a stream's events carry what is new, not all so far
@@ -152,6 +152,19 @@ class GenerateBody(Body):
             return isinstance(self.text, list)
         prompt = self.input_ids if self.input_ids is not None else self.messages
         return prompt is not None and isinstance(prompt[0], list)
+
+    def asked_logprobs(self) -> AskedLogprobs | None:
+        if not self.return_logprob:
+            return None
+        start = self.logprob_start_len
+        return AskedLogprobs(self.top_logprobs_num, start if start >= 0 else None)
+
+    @model_validator(mode="after")
+    def _nothing_is_told_unasked(self) -> Self:
+        for name, unasked in (("logprob_start_len", -1), ("top_logprobs_num", 0)):
+            if getattr(self, name) != unasked and not self.return_logprob:
+                raise field_error("kind", name, "is only accepted with 'return_logprob': true")
+        return self
 
     @model_validator(mode="after")
     def _one_prompt_field(self) -> Self:

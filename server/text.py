@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from server.token_texts import TokenTexts
+
 _REPLACEMENT = "\ufffd"  # what a decoder says for bytes that are no character (yet)
 _NEW_TURN = {"add_generation_prompt": True}
 _NO_LIMIT = 10**30  # transformers' own way to say so
@@ -57,6 +59,7 @@ class TextCodec:
         # not be changed while another thread reads it: so that use is here.
         tokenizer.encode("", add_special_tokens=False)
         self._tokenizer = tokenizer
+        self.tokens = TokenTexts(tokenizer=tokenizer)
         self._num_ids = 1 + max(tokenizer.get_vocab().values())
         marked = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special_ids = frozenset(tokenizer.all_special_ids) | marked

@@ -24,6 +24,7 @@ from engine import (
     RequestRejected,
     SpeculationStats,
     TokenEvent,
+    TokenLogprob,
 )
 from server.app import create_app
 from server.options import ServerOptions
@@ -93,13 +94,28 @@ class FakeEngine:
                     token_ids, end = (), (FinishReason.ABORT, None)
                 has_ended = end is not None
                 finish = self._finish(request, said, *end) if end else None
-                yield TokenEvent(request.request_id, token_ids, finish)
+                yield self._event(request, token_ids, finish, is_first=num_step == 0)
                 if has_ended:
                     return
         finally:
             self.running.discard(request.request_id)
             self.queued.discard(request.request_id)
             self.num_cancelled += not has_ended and self._death is None
+
+    def _event(
+        self, request: Request, token_ids: tuple[int, ...], finish: Finish | None, *, is_first: bool
+    ) -> TokenEvent:
+        """With the log probabilities that were asked for: a token's own says which one it is."""
+        params = request.params
+        num_top, start = params.num_logprobs, params.prompt_logprobs_from
+
+        def told(ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
+            top = tuple((65 + i, -i / 2) for i in range(num_top or 0))
+            return tuple(TokenLogprob(token_id, -token_id / 100, top) for token_id in ids)
+
+        prompt = request.prompt_ids[max(1, start) :] if start is not None and is_first else ()
+        own = told(token_ids) if num_top is not None else ()
+        return TokenEvent(request.request_id, token_ids, finish, own, told(prompt))
 
     def _is_over(self, request: Request) -> bool:
         return self._death is not None or request.request_id in self._aborted

@@ -21,6 +21,11 @@ def test_only_what_the_model_says_is_taken(tmp_path: Path) -> None:
     assert read_sampling(file) == {"temperature": 0.6}
 
 
+def test_a_repetition_penalty_of_the_model_is_taken(tmp_path: Path) -> None:
+    file = write(tmp_path, {"repetition_penalty": 1.1})
+    assert read_sampling(file) == {"repetition_penalty": 1.1}
+
+
 def test_a_top_k_of_zero_is_off(tmp_path: Path) -> None:
     assert read_sampling(write(tmp_path, {"top_k": 0, "min_p": 0.1})) == {"top_k": -1, "min_p": 0.1}
 
@@ -28,11 +33,11 @@ def test_a_top_k_of_zero_is_off(tmp_path: Path) -> None:
 def test_what_the_server_does_not_apply_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = write(tmp_path, {"repetition_penalty": 1.1, "typical_p": 1.0})
+    file = write(tmp_path, {"typical_p": 0.9, "eta_cutoff": 0.0})
     with caplog.at_level(logging.WARNING):
         assert read_sampling(file) == {}
-    assert "asks for repetition_penalty=1.1, which is not served" in caplog.text
-    assert "typical_p" not in caplog.text
+    assert "asks for typical_p=0.9, which is not served" in caplog.text
+    assert "eta_cutoff" not in caplog.text
 
 
 def test_a_file_that_is_not_json_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""What one token says by itself, as text and as bytes."""
+
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
+from typing import Protocol
+
+_REPLACEMENT = "\ufffd"
+
+
+class TokenTokenizer(Protocol):
+    """What is used of a Hugging Face tokenizer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def get_vocab(self) -> Mapping[str, int]: ...
+
+    def decode(
+        self,
+        token_ids: list[int],
+        *,
+        skip_special_tokens: bool,
+        clean_up_tokenization_spaces: bool,
+    ) -> str: ...
+
+
+class TokenTexts:
+    """A tokenizer drops the space that begins a text, so a token is read behind another one."""
+
+    def __init__(self, *, tokenizer: TokenTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._before = tokenizer.encode("a", add_special_tokens=False)[-1:]
+        self._before_text = self._decode(self._before)
+        self._names: Callable[[], Mapping[int, str]] = cache(
+            lambda: {token_id: name for name, token_id in tokenizer.get_vocab().items()}
+        )
+        self.text = lru_cache(maxsize=65536)(self._text)
+
+    def _text(self, token_id: int) -> str:
+        """Its text; U+FFFD where it is no whole character."""
+        return self._decode([*self._before, token_id])[len(self._before_text) :]
+
+    def bytes(self, token_id: int) -> bytes:
+        """Its bytes, also those of a part of a character."""
+        text = self.text(token_id)
+        if _REPLACEMENT not in text:
+            return text.encode()
+        name = self._names().get(token_id, "")
+        if name.startswith("<0x") and name.endswith(">") and len(name) == 6:
+            return bytes([int(name[3:5], 16)])
+        byte_of = _bytes_by_letter()
+        if name and all(letter in byte_of for letter in name):
+            return bytes(byte_of[letter] for letter in name)
+        return text.encode()
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(
+            token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+
+@cache
+def _bytes_by_letter() -> Mapping[str, int]:
+    """Byte-level BPE writes each byte as a letter: itself where it is printable in Latin-1.
+
+    The others take the letters from U+0100 on, in their order (GPT-2, Radford et al. 2019).
+    """
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in own]
+    letters = {chr(byte): byte for byte in own}
+    return letters | {chr(0x100 + i): byte for i, byte in enumerate(rest)}
