@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 from draft.errors import DraftLoadError
 
+UNSAYABLE = -1
+
 
 class DraftVocabulary(nn.Module):
     """Draft ids and the target ids that they stand for.
@@ -22,6 +24,12 @@ class DraftVocabulary(nn.Module):
 
     def to_target(self, draft_ids: Int[Tensor, "*B"]) -> Int[Tensor, "*B"]:
         return self.target_ids[draft_ids]
+
+    def from_target(self, target_ids: Int[Tensor, "*B"], *, vocab_size: int) -> Int[Tensor, "*B"]:
+        """Draft ids of these tokens; UNSAYABLE for those that the draft has no word for."""
+        words = torch.full((vocab_size,), UNSAYABLE, device=self.target_ids.device)
+        words[self.target_ids] = torch.arange(len(self.target_ids), device=words.device)
+        return words[target_ids]
 
     def spread(self, probs: Float[Tensor, "*B Vd"], *, vocab_size: int) -> Float[Tensor, "*B V"]:
         """The same distribution over the whole vocabulary: zero where the draft has no word."""
