@@ -15,7 +15,12 @@ from engine.api import EngineInfo
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.describe import describe, log_start
-from engine.draft_building import choose_draft_path, context_kernel, make_proposer
+from engine.draft_building import (
+    choose_draft_path,
+    context_kernel,
+    make_budget,
+    make_proposer,
+)
 from engine.draft_loading import LoadedDraft, load_draft
 from engine.draft_trials import explain_collapse
 from engine.engine import Engine
@@ -188,6 +193,7 @@ def wire_engine(
         scheduler=scheduler,
         metrics=metrics,
         device=device,
+        budget=make_budget(config, draft, device=device),
         recorder=recorder,
     )
     details = describe(

@@ -23,6 +23,7 @@ class EngineConfig:
     draft_revision: str | None = None
     allow_other_target: bool = False  # a draft that names another target is taken all the same
     num_draft_tokens: int | None = None  # verified per round; None: the draft's block size
+    confidence_threshold: float | None = None  # None: every draft token is verified
     stacked_context_kv: ContextKVMode = "auto"
     page_size: int = 16  # tokens
     num_pages: int | None = None  # exactly this many, instead of a size in bytes

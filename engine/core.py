@@ -1,4 +1,4 @@
-"""The step: plan, draft, run, verify, commit, write context, release."""
+"""The step: plan, draft, cut, run, verify, commit, write context, release."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ import torch
 from draft import DraftBlock, Proposer
 from engine.api import Finish, Request, TokenEvent
 from engine.batch import ScheduleBatch, build_batch, build_block_request, committed_rows
+from engine.budget import VerifyAll, VerifyBudget
 from engine.draws import Draws, plan_draws
 from engine.metrics import StepMetrics
 from engine.plan import StepPlan
@@ -32,13 +33,16 @@ class EngineCore:
         scheduler: Scheduler,
         metrics: StepMetrics,
         device: torch.device,
+        budget: VerifyBudget | None = None,
         recorder: StepRecorder | None = None,
     ) -> None:
+        """budget: None verifies every draft token."""
         self._target = target
         self._proposer = proposer
         self._scheduler = scheduler
         self._metrics = metrics
         self._device = device
+        self._budget = budget or VerifyAll()
         self._recorder = recorder
 
     @property
@@ -59,9 +63,10 @@ class EngineCore:
             if not plan:
                 return []
             draws = self._plan_draws(plan)
-            options = StepOptions.of(plan, vocab_size=self._target.vocab_size, device=self._device)
         with self._metrics.stage("draft"):
             block = self._draft(plan, draws)
+            plan = self._budget.cut(plan, block)
+            options = StepOptions.of(plan, vocab_size=self._target.vocab_size, device=self._device)
         with self._metrics.stage("verify"):
             batch = build_batch(plan, block, device=self._device)
             output = self._target.forward(batch)

@@ -56,6 +56,8 @@ def describe(
             "sample_from_anchor": draft.config.sample_from_anchor,
             "vocab_size": draft.config.num_outputs,
             "num_draft_tokens": resolve_num_draft_tokens(config, draft.config.block_size),
+            "confidence_threshold": config.confidence_threshold,
+            "calibrated": draft.calibration is not None,
             "layers": draft.config.num_layers,
             "tap_layers": list(draft.config.tap_layers),
             "markov_rank": draft.config.markov_rank,
@@ -108,6 +110,13 @@ def log_start(details: Mapping[str, Any]) -> None:
             *(draft[name] for name in ("path", "block_size", "num_draft_tokens", "layers")),
             draft["tap_layers"],
         )
+        if draft["confidence_threshold"] is not None:
+            logger.info(
+                "draft tokens are verified while the block stands up to them with a chance of %g, "
+                "by %s confidences",
+                draft["confidence_threshold"],
+                "calibrated" if draft["calibrated"] else "uncalibrated",
+            )
         passes = draft["passes"]
         why = passes["reason"] or passes["chain_reason"]
         logger.info(

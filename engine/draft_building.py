@@ -15,6 +15,7 @@ from draft import (
     NoDraft,
     Proposer,
 )
+from engine.budget import ConfidenceThreshold, VerifyAll, VerifyBudget
 from engine.config import EngineConfig
 from engine.draft_loading import LoadedDraft
 from engine.errors import LoadError
@@ -42,6 +43,25 @@ class DraftPath:
     @property
     def name(self) -> str:
         return "native" if self.kernel is not None else "torch"
+
+
+def make_budget(
+    config: EngineConfig, draft: LoadedDraft | None, *, device: torch.device
+) -> VerifyBudget:
+    """Raises LoadError for a threshold without confidences to hold against it."""
+    threshold = config.confidence_threshold
+    if threshold is None or draft is None:
+        return VerifyAll()
+    if not draft.config.has_confidence_head:
+        raise LoadError(
+            "speculative.confidence.mode: found threshold, but the draft has no confidence head; "
+            "accepted: off"
+        )
+    fitted = draft.calibration
+    temperatures = fitted.temperatures if fitted is not None else (1.0,) * draft.config.block_size
+    return ConfidenceThreshold(
+        threshold=threshold, temperatures=torch.tensor(temperatures, device=device)
+    )
 
 
 def choose_draft_path(

@@ -14,6 +14,7 @@ from draft import (
     load_network,
     read_config,
 )
+from draft.calibration_file import Calibration, read_calibration
 from engine.config import EngineConfig
 from engine.errors import LoadError
 from engine.fingerprint import refuse_another_target
@@ -26,6 +27,7 @@ class LoadedDraft:
 
     config: DSparkConfig
     network: DSparkNetwork
+    calibration: Calibration | None = None  # of its confidences, if one lies beside it
 
 
 def load_draft(config: EngineConfig, target: LoadedTarget, device: torch.device) -> LoadedDraft:
@@ -50,9 +52,10 @@ def load_draft(config: EngineConfig, target: LoadedTarget, device: torch.device)
             device=device,
             max_positions=target.max_len,
         )
+        calibration = read_calibration(folder, block_size=draft_config.block_size)
     except DraftLoadError as error:
         raise LoadError(f"speculative.draft_model: {error}") from error
-    return LoadedDraft(draft_config, network)
+    return LoadedDraft(draft_config, network, calibration)
 
 
 def resolve_folder(name: str, revision: str | None) -> Path:

@@ -25,6 +25,9 @@ def to_engine_config(settings: Settings) -> EngineConfig:
         draft_revision=speculative.draft_revision,
         allow_other_target=speculative.allow_other_target,
         num_draft_tokens=count_or_none(speculative.num_draft_tokens),
+        confidence_threshold=(
+            speculative.confidence.threshold if speculative.confidence.mode == "threshold" else None
+        ),
         stacked_context_kv=speculative.stacked_context_kv,
         page_size=kv.page_size,
         num_pages=count_or_none(kv.num_pages),

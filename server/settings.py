@@ -44,6 +44,18 @@ class ModelSection(Section):
     chat_template: FileName | None = Field(
         None, description="File with a Jinja chat template, instead of the target's own."
     )
+    tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic"] = (
+        Field(
+            "auto",
+            description="Format in which the target calls tools; auto is the one that its chat "
+            "template shows, if any; none refuses tools.",
+        )
+    )
+    reasoning_parser: Literal["none", "think"] = Field(
+        "none",
+        description="think: text between <think> tags at the beginning of a chat's answer is told "
+        "as reasoning_content.",
+    )
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the target. Only for code you trust."
     )
@@ -52,7 +64,16 @@ class ModelSection(Section):
 class ConfidenceSection(Section):
     """How the draft's confidence decides what is verified."""
 
-    mode: Literal["off"] = Field("off", description="off: every draft token is verified.")
+    mode: Literal["off", "threshold"] = Field(
+        "off",
+        description="off: every draft token is verified; threshold: those up to which the block "
+        "is likely enough to stand.",
+    )
+    threshold: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.06,
+        description="Smallest chance, by the draft's own confidences, that a block stands up to a "
+        "token which is verified. About what a row costs the target, as a share of a round.",
+    )
 
 
 class SpeculativeSection(Section):

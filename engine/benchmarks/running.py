@@ -142,7 +142,8 @@ def run_calibration(
     """
     assert config.draft is not None
     recorder = ConfidenceRecorder()
-    whole = dataclasses.replace(config, num_draft_tokens=None)  # every position is verified
+    # Every position is verified.
+    whole = dataclasses.replace(config, num_draft_tokens=None, confidence_threshold=None)
     name, revision = config.draft, config.draft_revision
 
     def measure(device: torch.device) -> Outcome:

@@ -189,7 +189,8 @@ def test_only_the_demo_target_that_exists_can_be_named() -> None:
         (["--mem-fraction", "1.5"], "accepted: a number, above 0, below 1"),
         (["--kv.memory_gib", "nan"], "found 'nan'; accepted: a number, above 0"),
         (["--speculative.num_draft_tokens", "0"], "accepted: auto or an integer, at least 1"),
-        (["--confidence-mode", "threshold"], "found 'threshold'; accepted: off"),
+        (["--confidence-mode", "always"], "found 'always'; accepted: off, threshold"),
+        (["--confidence-threshold", "0"], "accepted: a number, above 0, at most 1"),
         (["--model", ""], "--model: model.path: found ''; accepted: a folder or hub id"),
         (["--api-key", "k", "--api-key-file", __file__], "both given; accepted: one of them"),
     ],
@@ -305,8 +306,8 @@ def test_every_field_of_the_engines_config_can_be_set() -> None:
         *("--kv.memory_gib", "2", "--mem-fraction", "0.5", "--disable-prefix-cache"),
         *("--attention-backend", "reference", "--max-num-seqs", "2"),
         *("--max-queued-requests", "0", "--chunked-prefill-size", "7"),
-        *("--device.num_threads", "1", "--device.native_kernels", "off"),
-        *("--speculative.allow_other_target", "true"),
+        *("--device.num_threads", "1", "--device.native_kernels", "off", "--device.graphs", "off"),
+        *("--speculative.allow_other_target", "true", "--confidence-mode", "threshold"),
     ]
     config, default = to_engine_config(load(argv)), EngineConfig(target="")
     same = [
