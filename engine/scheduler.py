@@ -224,17 +224,34 @@ class Scheduler:
 
     def _admit(self, budget: int) -> list[SequenceStep]:
         shares: list[SequenceStep] = []
-        while self._waiting and len(self._running) < self._max_running and budget > 0:
-            seq = self._waiting[0]
+        for seq in tuple(self._waiting):
+            if len(self._running) >= self._max_running or budget <= 0:
+                break
+            if self._awaits_twin(seq):
+                continue
             share = self._try_admit(seq, budget)
             if share is None:
                 break
-            self._waiting.pop(0)
+            self._waiting.remove(seq)
             self._running.append(seq)
             self._running.sort(key=lambda s: s.arrival)
             shares.append(share)
             budget -= self._prefill_cost(share)
         return shares
+
+    def _awaits_twin(self, seq: SequenceState) -> bool:
+        """Whether the same prompt is being computed just now, for pages that seq will share.
+
+        So several answers to one prompt compute it once. It lasts as long as a prefill does.
+        """
+        if not self._pages.shares_prefixes or seq.max_cached_tokens < self._pages.page_size:
+            return False
+        return seq.num_output == 0 and any(
+            other.num_output == 0
+            and other.kv_len < other.num_prompt
+            and other.request.prompt_ids == seq.request.prompt_ids
+            for other in self._running
+        )
 
     def _try_admit(self, seq: SequenceState, budget: int) -> SequenceStep | None:
         """Pages for all that is committed and one round, or nothing: no half admissions."""

@@ -24,7 +24,7 @@ class PagePool:
         self.page_size = page_size
         self._allocator = PageAllocator(num_pages=num_pages)
         self._cache = PrefixCache(page_size=page_size)
-        self._shares_prefixes = prefix_cache
+        self.shares_prefixes = prefix_cache
 
     @property
     def num_available(self) -> int:
@@ -97,7 +97,7 @@ class PagePool:
         assert len(pages) * self.page_size <= len(token_ids), (
             f"{len(pages)} pages of {self.page_size} for {len(token_ids)} tokens: not all are full"
         )
-        if self._shares_prefixes:
+        if self.shares_prefixes:
             self._allocator.retain(self._cache.insert(token_ids, pages))
 
     def flush(self) -> int:
