@@ -15,6 +15,7 @@ from engine.native.compiling import Kernels, NativeUnavailable
 from engine.native.draft_structs import ChainStruct, DraftLayerStruct, DraftStruct
 from kv_pool import KVPool
 
+CHAIN_COLUMNS = 64  # of draft_chain.h
 _PLAIN_TENSORS: tuple[type[Tensor], ...] = (Tensor, nn.Parameter)  # a quantised one is a subclass
 
 
@@ -142,12 +143,20 @@ def _chain(network: DSparkNetwork, keeper: "_Keeper") -> tuple[ChainStruct, str 
         chain.rank = config.markov_rank
         chain.w1 = keeper.tensor("markov_w1", head.markov_w1.weight)
         chain.w2 = keeper.linear("markov_w2", head.markov_w2)
+        chain.longest = keeper.tensor("markov_w2", _longest_rows(keeper.kept[-1]))
     if confidence is not None:
         assert confidence.proj.bias is not None
         chain.confidence = keeper.tensor("confidence_head.proj", confidence.proj.weight)
         chain.confidence_bias = keeper.tensor("confidence_head.proj", confidence.proj.bias)
         chain.confidence_rank = config.markov_rank if config.confidence_with_markov else 0
     return chain, None
+
+
+def _longest_rows(w2: Tensor) -> Tensor:
+    """Of each stretch of rows, the length of the longest."""
+    lengths = torch.linalg.vector_norm(w2, dim=1)
+    padding = -len(lengths) % CHAIN_COLUMNS
+    return nn.functional.pad(lengths, (0, padding)).view(-1, CHAIN_COLUMNS).amax(dim=1)
 
 
 class _Keeper:

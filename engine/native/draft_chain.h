@@ -1,16 +1,24 @@
 // The Markov chain of a block, greedily: each slot's token is the argmax of its base logits plus
-// the bias W2 W1[token before]. Biased logits exist for a few columns at a time only. Threads share
-// the vocabulary, and meet once a slot, to compare what each has found.
+// the bias W2 f, f = W1[token before]. Threads share the vocabulary, and meet once a slot, to compare
+// what each has found.
+//
+// Most of W2 is never read. No row's bias exceeds |row| |f| (Cauchy and Schwarz), so a stretch of
+// CHAIN_COLUMNS columns is looked at only if its greatest base logit, plus its longest row of W2
+// times |f|, reaches the best that is known; the stretch with the greatest base logit goes first.
+// The argmax is exact all the same, and of equal ones the first. `longest` was computed earlier:
+// every row that is read is measured anew, and one that has grown says that W2 has changed.
 #pragma once
 
 #include "math.h"
 
-#define CHAIN_COLUMNS 64       // columns whose bias is held at a time
+#define CHAIN_COLUMNS 64        // of a stretch
 #define MAX_CHAIN_SEQUENCES 64
+#define BOUND_MARGIN 1.001f     // far more than rounding can add to a bias
 
 struct Chain {
   int64_t num_outputs, block_size, rank;
   const float *w1, *w2;       // [V, r], [Vd, r]; null where rank is 0
+  const float *longest;       // |row| at most, of each stretch of W2; null where rank is 0
   const int64_t *target_ids;  // [Vd]; null: draft ids are target ids
   const float *confidence, *confidence_bias;  // [E] or [E + r], [1]; null: no such head
   int64_t hidden, confidence_rank;            // E; r if the confidence head reads W1, else 0
@@ -25,9 +33,41 @@ struct ChainPass {
   float *logits;       // base logits, [B, K, Vd]
   int64_t *draft_ids;  // [B, K], in target ids; null: stop at the base logits
   float *confidence;   // [B, K]
-  float *features;     // scratch of each thread, [threads, B, r]
+  float *tops;         // scratch: the greatest base logit of each stretch
   Best *found;         // scratch, [2, threads, B]
+  int64_t *is_stale;   // set when a row of W2 is longer than it was: the tokens may be wrong
 };
+
+// A thread's columns, in whole stretches.
+static inline void share_stretches(int64_t columns, int rank, int size, int64_t *begin,
+                                   int64_t *end) {
+  const int64_t stretches = (columns + CHAIN_COLUMNS - 1) / CHAIN_COLUMNS;
+  *begin = stretches * rank / size * CHAIN_COLUMNS;
+  *end = stretches * (rank + 1) / size * CHAIN_COLUMNS;
+  if (*end > columns) *end = columns;
+}
+
+static inline float dot(const float *x, const float *w, int64_t n) {
+  vec sums = {};
+  int64_t i = 0;
+  for (; i + VL <= n; i += VL) sums += load(x + i) * load(w + i);
+  float sum = sum_lanes(sums);
+  for (; i < n; i++) sum += x[i] * w[i];
+  return sum;
+}
+
+static inline float greatest(const float *x, int64_t n) {
+  vec most = splat(-INFINITY);
+  int64_t i = 0;
+  for (; i + VL <= n; i += VL) {
+    const vec value = load(x + i);
+    most = value > most ? value : most;
+  }
+  float top = -INFINITY;
+  for (int lane = 0; lane < VL; lane++) top = most[lane] > top ? most[lane] : top;
+  for (; i < n; i++) top = x[i] > top ? x[i] : top;
+  return top;
+}
 
 // The greatest value of a row so far, lane by lane; the first of equal ones.
 struct RowBest {
@@ -77,7 +117,8 @@ struct ChainWorker {
       Best *found = pass.found + (k % 2) * size * num_sequences;
       if (chain.confidence)
         for (int64_t b = rank; b < num_sequences; b += size) rate(b, k, previous[b]);
-      search(k, previous, found + rank * num_sequences);
+      for (int64_t b = 0; b < num_sequences; b++)
+        found[rank * num_sequences + b] = search(k, b, previous[b]);
 #pragma omp barrier
       for (int64_t b = 0; b < num_sequences; b++) {
         Best best = found[b];
@@ -90,34 +131,62 @@ struct ChainWorker {
     }
   }
 
-  // The best of this thread's columns for slot k of every sequence.
-  void search(int64_t k, const int64_t *previous, Best *best) const {
-    const int64_t V = chain.num_outputs, r = chain.rank;
-    RowBest rows[MAX_CHAIN_SEQUENCES];
-    for (int64_t b = 0; b < num_sequences; b++) rows[b] = {splat(-INFINITY), (ivec){}};
-    const float *features = r > 0 ? gather(previous) : nullptr;
-    float biases[MAX_CHAIN_SEQUENCES * CHAIN_COLUMNS];
-    int64_t begin, end;
-    share(V, rank, size, &begin, &end);
+  // The best of this thread's columns for slot k of sequence b.
+  Best search(int64_t k, int64_t b, int64_t previous) const {
+    const int64_t V = chain.num_outputs;
+    const float *base = pass.logits + (b * chain.block_size + k) * V;
+    const float *feature = chain.rank > 0 ? chain.w1 + previous * chain.rank : nullptr;
+    const float length = feature ? sqrtf(dot(feature, feature, chain.rank)) : 0.0f;
+    int64_t begin, end, first;
+    share_stretches(V, rank, size, &begin, &end);
+    first = begin;
     for (int64_t at = begin; at < end; at += CHAIN_COLUMNS) {
-      const int64_t n = at + CHAIN_COLUMNS < end ? CHAIN_COLUMNS : end - at;
-      if (features)
-        linear_columns(0, n, num_sequences, features, r, chain.w2 + at * r, r, nullptr, biases,
-                       CHAIN_COLUMNS);
-      for (int64_t b = 0; b < num_sequences; b++)
-        rows[b].look_at(pass.logits + (b * chain.block_size + k) * V + at,
-                        features ? biases + b * CHAIN_COLUMNS : nullptr, at, n);
+      float *top = pass.tops + at / CHAIN_COLUMNS;
+      *top = greatest(base + at, columns_at(at));
+      if (*top > pass.tops[first / CHAIN_COLUMNS]) first = at;
     }
-    for (int64_t b = 0; b < num_sequences; b++) best[b] = rows[b].result();
+    Best best = {-INFINITY, begin < end ? begin : 0};
+    if (begin < end) look_at(base, feature, first, best);
+    for (int64_t at = begin; at < end; at += CHAIN_COLUMNS)
+      if (at != first && bound(at / CHAIN_COLUMNS, length) >= best.value)
+        look_at(base, feature, at, best);
+    return best;
   }
 
-  // The rows of W1 of the tokens before, side by side: this thread's own copy.
-  const float *gather(const int64_t *previous) const {
-    const int64_t r = chain.rank;
-    float *features = pass.features + rank * num_sequences * r;
-    for (int64_t b = 0; b < num_sequences; b++)
-      __builtin_memcpy(features + b * r, chain.w1 + previous[b] * r, r * sizeof(float));
-    return features;
+  int64_t columns_at(int64_t at) const {
+    return at + CHAIN_COLUMNS < chain.num_outputs ? CHAIN_COLUMNS : chain.num_outputs - at;
+  }
+
+  // No biased logit of the stretch is greater, rounding included.
+  float bound(int64_t stretch, float length) const {
+    float most = pass.tops[stretch];
+    if (chain.longest) most += chain.longest[stretch] * length * BOUND_MARGIN;
+    return most + fabsf(most) * 1e-6f;
+  }
+
+  void look_at(const float *base, const float *feature, int64_t at, Best &best) const {
+    const int64_t r = chain.rank, n = columns_at(at);
+    float biases[CHAIN_COLUMNS];
+    RowBest row = {splat(-INFINITY), (ivec){}};
+    if (feature) {
+      const float *w2 = chain.w2 + at * r;
+      linear_columns(0, n, 1, feature, r, w2, r, nullptr, biases, CHAIN_COLUMNS);
+      measure(w2, n, chain.longest[at / CHAIN_COLUMNS] * BOUND_MARGIN);
+    }
+    row.look_at(base + at, feature ? biases : nullptr, at, n);
+    const Best found = row.result();
+    if (found.value > best.value || (found.value == best.value && found.id < best.id))
+      best = found;
+  }
+
+  void measure(const float *rows, int64_t n, float longest) const {
+    for (int64_t i = 0; i < n; i++) {
+      const float *row = rows + i * chain.rank;
+      if (dot(row, row, chain.rank) > longest * longest) {
+#pragma omp atomic write
+        *pass.is_stale = 1;
+      }
+    }
   }
 
   void rate(int64_t b, int64_t k, int64_t previous) const {
@@ -125,14 +194,5 @@ struct ChainWorker {
     float sum = *chain.confidence_bias + dot(hidden + at * E, chain.confidence, E);
     if (r > 0) sum += dot(chain.w1 + previous * r, chain.confidence + E, r);
     pass.confidence[at] = sum;
-  }
-
-  static float dot(const float *x, const float *w, int64_t n) {
-    vec sums = {};
-    int64_t i = 0;
-    for (; i + VL <= n; i += VL) sums += load(x + i) * load(w + i);
-    float sum = sum_lanes(sums);
-    for (; i < n; i++) sum += x[i] * w[i];
-    return sum;
   }
 };

@@ -206,7 +206,7 @@ struct Drafter {
   void head() const {
     const int64_t E = model.hidden, V = model.chain.num_outputs;
     int64_t begin, end;
-    share(V, rank, size, &begin, &end);
+    share_stretches(V, rank, size, &begin, &end);
     linear_columns(begin, end, round.num_sequences * (model.num_slots - model.first_slot), round.h,
                    E, model.lm_head, E, nullptr, round.chain.logits, V);
   }

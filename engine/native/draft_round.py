@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draft import BlockPass, BlockRequest, DSparkConfig, DSparkNetwork
 from engine.native.compiling import Kernels, NativeUnavailable
-from engine.native.draft_binding import bind
+from engine.native.draft_binding import CHAIN_COLUMNS, bind
 from engine.native.draft_structs import ChainPassStruct, RoundStruct
 from kv_pool import KVPool, sequence_slots
 
@@ -58,7 +58,9 @@ class NativeRound:
             return None
         picks = request.sampling is None and self.chain_reason is None
         draft_ids, confidence = self._results(num_sequences) if picks else (None, None)
-        self._call(request, draft_ids, confidence)
+        if not self._call(request, draft_ids, confidence):
+            self._binding = bind(self._network, self._pool, self._kernels)
+            self._call(request, draft_ids, confidence)
         config, hidden, logits = self._network.config, *self._outputs
         num_slots, block_size = config.num_slots, config.block_size
         return BlockPass(
@@ -77,7 +79,8 @@ class NativeRound:
 
     def _call(
         self, request: BlockRequest, draft_ids: Tensor | None, confidence: Tensor | None
-    ) -> None:
+    ) -> bool:
+        """False when the tokens may be wrong, because W2 was changed in place."""
         num_slots, scratch = self._network.config.num_slots, self._scratch
         context_lens = np.array(request.context_lens, dtype=np.int64)
         kv_slots = [
@@ -88,6 +91,7 @@ class NativeRound:
         kv_starts = np.cumsum([0, *(s.size for s in kv_slots[:-1])], dtype=np.int64)
         anchor_ids, slots = request.anchor_ids.contiguous(), request.slots.contiguous()
         assert slots.shape == (len(kv_slots), num_slots), slots.shape
+        is_stale = ctypes.c_int64(0)
         call = RoundStruct(
             num_sequences=len(kv_slots),
             num_threads=self._num_threads,
@@ -101,8 +105,9 @@ class NativeRound:
                 logits=self._outputs[1].data_ptr(),
                 draft_ids=None if draft_ids is None else draft_ids.data_ptr(),
                 confidence=None if confidence is None else confidence.data_ptr(),
-                features=scratch["features"].data_ptr(),
+                tops=scratch["tops"].data_ptr(),
                 found=scratch["found"].data_ptr(),
+                is_stale=ctypes.addressof(is_stale),
             ),
             hidden=self._outputs[0].data_ptr(),
             **{name: scratch[name].data_ptr() for name in _LAYER_SCRATCH},
@@ -110,6 +115,7 @@ class NativeRound:
         draft = ctypes.addressof(self._binding.draft)
         if not self._kernels.draft_round(draft, ctypes.addressof(call)):
             raise IndexError(f"an id, slot or position of a draft pass is none: {request}")
+        return is_stale.value == 0
 
     def _is_bound(self) -> bool:
         """Whether the structs are true of the network; they are made anew if it has changed."""
@@ -136,7 +142,7 @@ def _scratch(config: DSparkConfig, sequences: int, num_threads: int) -> dict[str
     widths |= {"attended": heads, "inner": 2 * config.intermediate_size}
     return {
         **{name: torch.empty(rows, width) for name, width in widths.items()},
-        "features": torch.empty(num_threads, sequences, max(config.markov_rank, 1)),
+        "tops": torch.empty(-(-config.num_outputs // CHAIN_COLUMNS)),
         "found": torch.empty(2 * num_threads * sequences * _BEST_BYTES, dtype=torch.uint8),
     }
 

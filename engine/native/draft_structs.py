@@ -28,7 +28,7 @@ class ChainStruct(ctypes.Structure):
 
     _fields_ = (
         counts("num_outputs block_size rank")
-        + pointers("w1 w2 target_ids confidence confidence_bias")
+        + pointers("w1 w2 longest target_ids confidence confidence_bias")
         + counts("hidden confidence_rank")
     )
 
@@ -48,7 +48,7 @@ class DraftStruct(ctypes.Structure):
 class ChainPassStruct(ctypes.Structure):
     """One chain's results and scratch."""
 
-    _fields_ = pointers("logits draft_ids confidence features found")
+    _fields_ = pointers("logits draft_ids confidence tops found is_stale")
 
 
 class RoundStruct(ctypes.Structure):

@@ -176,6 +176,16 @@ def test_rows_that_draw_draw_from_pytorchs_distributions(name: str) -> None:
     _assert_close(found.draft_probs, expected.draft_probs)
 
 
+@pytest.mark.parametrize("strength", [0.0, 0.1, 1.0, 10.0, 1000.0])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_leaving_stretches_out_never_changes_a_token(strength: float, num_threads: int) -> None:
+    """From biases that decide nothing, so that one stretch is read, to ones that decide alone."""
+    network = network_of(CONFIGS["a large vocabulary"])
+    network.markov_head.markov_w2.weight.data *= strength
+    pair = Pair(network, lengths=tuple(range(12)), num_threads=num_threads)
+    _assert_agree(pair)
+
+
 def test_of_equal_logits_the_first_is_taken() -> None:
     network = network_of(
         replace(
@@ -188,6 +198,15 @@ def test_of_equal_logits_the_first_is_taken() -> None:
     network.lm_head.weight.data[:] = network.lm_head.weight[500]
     pair = Pair(network, num_threads=3)
     assert (pair.native.propose(pair.served.request()).draft_ids == 0).all()
+
+
+def test_a_table_whose_rows_grew_in_place_is_measured_anew() -> None:
+    network = network_of(CONFIGS["a large vocabulary"])
+    pair = Pair(network, lengths=tuple(range(12)))
+    _assert_agree(pair)
+    with torch.inference_mode(False):
+        network.markov_head.markov_w2.weight.data *= 30
+    _assert_agree(pair)
 
 
 def test_a_batch_that_is_too_large_is_pytorchs() -> None:
