@@ -31,6 +31,7 @@ from engine.interval_log import IntervalLog
 from engine.memory import MemoryPlan
 from engine.metrics import StepMetrics
 from engine.native.compiling import NativeUnavailable
+from engine.native.large_pages import settle
 from engine.native.linear import speed_up
 from engine.native.setup import Native, prepare_native
 from engine.pool_size import plan_pool
@@ -241,8 +242,10 @@ def _prepare_native(
         )
     except NativeUnavailable as error:
         return None, str(error)
+    settle(target.model, borrowers=[draft.network] if draft is not None else [])
     speed_up(target.model, native.linear)
     if draft is not None:
+        settle(draft.network)
         speed_up(draft.network, native.linear)
     return native, None
 

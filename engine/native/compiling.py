@@ -16,7 +16,7 @@ from engine.machine import cxx_compiler
 logger = logging.getLogger(__name__)
 
 _SOURCES = (
-    *("linear.h", "math.h", "attention.h", "decoder.h"),
+    *("vectors.h", "linear.h", "math.h", "attention.h", "decoder.h"),
     *("draft_chain.h", "draft_round.h", "draft_context.h", "kernels.cpp"),
 )
 _FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-shared")
@@ -33,6 +33,8 @@ class Kernels:
 
     linear: Any
     decode: Any
+    decode_bfloat16: Any
+    state_size: Any
     draft_round: Any
     draft_context: Any
     has_head_dim: Any
@@ -106,8 +108,11 @@ def _load(library: Path) -> Kernels:
         raise NativeUnavailable(f"cannot load {library}: {error}") from error
     loaded.dspark_linear.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 4
     loaded.dspark_linear.restype = None
-    loaded.dspark_decode.argtypes = [ctypes.c_void_p] * 2
-    loaded.dspark_decode.restype = None
+    for decode in (loaded.dspark_decode, loaded.dspark_decode_bfloat16):
+        decode.argtypes = [ctypes.c_void_p] * 2
+        decode.restype = None
+    loaded.dspark_state_size.argtypes = [ctypes.c_int64]
+    loaded.dspark_state_size.restype = ctypes.c_int64
     loaded.dspark_draft_round.argtypes = [ctypes.c_void_p] * 2
     loaded.dspark_draft_round.restype = ctypes.c_int64
     loaded.dspark_draft_context.argtypes = [ctypes.c_void_p]
@@ -117,6 +122,8 @@ def _load(library: Path) -> Kernels:
     return Kernels(
         linear=loaded.dspark_linear,
         decode=loaded.dspark_decode,
+        decode_bfloat16=loaded.dspark_decode_bfloat16,
+        state_size=loaded.dspark_state_size,
         draft_round=loaded.dspark_draft_round,
         draft_context=loaded.dspark_draft_context,
         has_head_dim=loaded.dspark_has_head_dim,

@@ -1,4 +1,4 @@
-"""A decoder pass of few rows in one native call, over the model's own weights and the pool."""
+"""A decoder pass in one native call, over the model's own weights and the pool."""
 
 import ctypes
 from collections.abc import Sequence
@@ -19,6 +19,10 @@ from kv_pool import KVPool, sequence_slots
 # guessed from its parts, and the self-check at load compares numbers all the same.
 _KNOWN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _MAX_GROUP = 32
+_FEW_ROWS = 8  # each thread norms up to so many rows for itself
+_KEY_BLOCK = 64  # keys that share a state; decoder.h splits long contexts into these
+_SPLIT_ROWS = 16  # rows whose contexts there is room to split, if they are as long as can be
+_STATES_FLOATS = 4 << 20  # and no more room than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,11 @@ class _Sizes:
 
 
 class NativeDecoder:
-    """Runs steps of up to max_rows rows; results lie in buffers that the next step reuses."""
+    """Runs steps of up to max_rows rows; results lie in buffers that the next step reuses.
+
+    Matrices, keys and values are float32 or bfloat16, as the model has them; all else is
+    computed in float32. A row's result is the same to the last bit alone and in any batch.
+    """
 
     def __init__(
         self,
@@ -48,11 +56,17 @@ class NativeDecoder:
         """Raises NativeUnavailable with the reason when the model is of another kind."""
         backbone, config = _require_known(model, kernels)
         self.max_rows = max_rows
-        self._kernels = kernels
         self._pool = pool
         self._num_threads = num_threads
         self._sizes = sizes = _sizes_of(config)
-        self._embedding = _plain(backbone.embed_tokens.weight)
+        self._dtype = backbone.embed_tokens.weight.dtype
+        self._decode = {
+            torch.float32: kernels.decode,
+            torch.bfloat16: kernels.decode_bfloat16,
+        }.get(self._dtype)
+        if self._decode is None:
+            raise NativeUnavailable(f"there is no code for {self._dtype}")
+        self._embedding = self._matrix(backbone.embed_tokens.weight)
         self._kept: list[Tensor] = []  # what the structs point to
         self._cosine, self._sine = _rotary_table(backbone, max_len)
         self._layers = (LayerStruct * len(backbone.layers))(
@@ -72,19 +86,25 @@ class NativeDecoder:
             eps=first.input_layernorm.variance_epsilon,
             scale=first.self_attn.scaling,
             layers=ctypes.addressof(self._layers),
-            final_norm=self._keep(backbone.norm.weight),
+            final_norm=self._keep_vector(backbone.norm.weight),
             lm_head=self._keep(model.get_output_embeddings().weight),  # type: ignore[operator]
             tap_layers=self._tap_layers.data_ptr(),
         )
-        self._taps = torch.empty(max_rows, len(tap_layers) * sizes.hidden)
-        self._logits = torch.empty(max_rows, sizes.vocab)
-        self._scratch = _scratch(sizes, max_rows)
+        self._tap_width = len(tap_layers) * sizes.hidden
+        self._states = _states(sizes, max_len, kernels.state_size(sizes.head_dim))
+        self._scratch: dict[str, Tensor] = {}
+        self._room = 0  # rows that fit into the scratch
+        self._logits = torch.empty(0, sizes.vocab)
 
     def run(self, batch: ScheduleBatch) -> tuple[Tensor, Tensor]:
-        """Logits [R, V] of batch.logit_rows and taps [T, A]; both are true until the next run."""
+        """Logits [R, V] of batch.logit_rows and taps [T, A]; both are true until the next run.
+
+        Logits are float32; taps have the model's dtype.
+        """
         num_rows, num_logit_rows = len(batch.token_ids), len(batch.logit_rows)
         assert num_rows <= self.max_rows, (num_rows, self.max_rows)
-        x = F.embedding(batch.token_ids, self._embedding)
+        self._make_room(num_rows, num_logit_rows)
+        x = F.embedding(batch.token_ids, self._embedding).float()
         cosine = self._cosine.index_select(0, batch.positions)
         sine = self._sine.index_select(0, batch.positions)
         row_starts = np.cumsum([0, *batch.query_lens], dtype=np.int64)
@@ -101,6 +121,7 @@ class NativeDecoder:
             num_sequences=len(batch.query_lens),
             num_logit_rows=num_logit_rows,
             num_threads=self._num_threads,
+            num_states=len(self._states),
             x=x.data_ptr(),
             cosine=cosine.data_ptr(),
             sine=sine.data_ptr(),
@@ -110,29 +131,39 @@ class NativeDecoder:
             kv_slots=kv_slots.ctypes.data,
             kv_starts=kv_starts.ctypes.data,
             logit_rows=batch.logit_rows.data_ptr(),
-            taps=self._taps.data_ptr(),
+            states=self._states.data_ptr(),
             logits=self._logits.data_ptr(),
             **{name: buffer.data_ptr() for name, buffer in self._scratch.items()},
         )
-        self._kernels.decode(ctypes.addressof(self._decoder), ctypes.addressof(call))
-        return self._logits[:num_logit_rows], self._taps[:num_rows]
+        assert self._decode is not None
+        self._decode(ctypes.addressof(self._decoder), ctypes.addressof(call))
+        taps = self._scratch["taps"][:num_rows].to(self._dtype)
+        return self._logits[:num_logit_rows], taps
+
+    def _make_room(self, num_rows: int, num_logit_rows: int) -> None:
+        if num_rows > self._room:
+            self._room = min(max(num_rows, 2 * self._room), self.max_rows)
+            self._scratch = _scratch(self._sizes, self._room, self._tap_width, self._num_threads)
+        if num_logit_rows > len(self._logits):
+            rows = min(max(num_logit_rows, 2 * len(self._logits)), self.max_rows)
+            self._logits = torch.empty(rows, self._sizes.vocab)
 
     def _layer(self, layer: Any, index: int) -> LayerStruct:
         attention, mlp = layer.self_attn, layer.mlp
         keys, values = self._pool.target_keys(index), self._pool.target_values(index)
         return LayerStruct(
-            input_norm=self._keep(layer.input_layernorm.weight),
+            input_norm=self._keep_vector(layer.input_layernorm.weight),
             q=self._keep(attention.q_proj.weight),
-            q_bias=self._keep(attention.q_proj.bias),
+            q_bias=self._keep_vector(attention.q_proj.bias),
             k=self._keep(attention.k_proj.weight),
-            k_bias=self._keep(attention.k_proj.bias),
+            k_bias=self._keep_vector(attention.k_proj.bias),
             v=self._keep(attention.v_proj.weight),
-            v_bias=self._keep(attention.v_proj.bias),
-            q_norm=self._keep(getattr(getattr(attention, "q_norm", None), "weight", None)),
-            k_norm=self._keep(getattr(getattr(attention, "k_norm", None), "weight", None)),
+            v_bias=self._keep_vector(attention.v_proj.bias),
+            q_norm=self._keep_vector(getattr(getattr(attention, "q_norm", None), "weight", None)),
+            k_norm=self._keep_vector(getattr(getattr(attention, "k_norm", None), "weight", None)),
             o=self._keep(attention.o_proj.weight),
-            o_bias=self._keep(attention.o_proj.bias),
-            post_norm=self._keep(layer.post_attention_layernorm.weight),
+            o_bias=self._keep_vector(attention.o_proj.bias),
+            post_norm=self._keep_vector(layer.post_attention_layernorm.weight),
             gate=self._keep(mlp.gate_proj.weight),
             up=self._keep(mlp.up_proj.weight),
             down=self._keep(mlp.down_proj.weight),
@@ -141,12 +172,24 @@ class NativeDecoder:
             window=_window(attention),
         )
 
-    def _keep(self, tensor: Tensor | None) -> int | None:
-        """The address of a tensor that must live as long as this object."""
+    def _keep(self, tensor: Tensor) -> int:
+        """The address of a matrix that must live as long as this object."""
+        self._kept.append(self._matrix(tensor))
+        return tensor.data_ptr()
+
+    def _keep_vector(self, tensor: Tensor | None) -> int | None:
+        """The address of a norm's weights or of a bias in float32, null if there is none."""
         if tensor is None:
             return None
-        self._kept.append(_plain(tensor))
-        return tensor.data_ptr()
+        self._kept.append(self._matrix(tensor).float())
+        return self._kept[-1].data_ptr()
+
+    def _matrix(self, tensor: Tensor) -> Tensor:
+        """Raises NativeUnavailable unless the kernels can read the tensor as it lies."""
+        is_ours = tensor.dtype == self._dtype and tensor.device.type == "cpu"
+        if not (is_ours and tensor.is_contiguous() and type(tensor) in (Tensor, nn.Parameter)):
+            raise NativeUnavailable(f"weights are {type(tensor).__name__} of {tensor.dtype}")
+        return tensor.detach()
 
 
 def _require_known(model: nn.Module, kernels: Kernels) -> tuple[Any, Any]:
@@ -180,14 +223,23 @@ def _sizes_of(config: Any) -> _Sizes:
     )
 
 
-def _scratch(sizes: _Sizes, rows: int) -> dict[str, Tensor]:
+def _scratch(sizes: _Sizes, rows: int, tap_width: int, num_threads: int) -> dict[str, Tensor]:
     kv = sizes.num_kv_heads * sizes.head_dim
     heads = sizes.num_heads * sizes.head_dim
-    widths = {"h": sizes.hidden, "q": heads, "k": kv, "v": kv, "attended": heads}
+    widths = {"q": heads, "k": kv, "v": kv, "attended": heads, "taps": tap_width}
     return {
         **{name: torch.empty(rows, width) for name, width in widths.items()},
+        "h": torch.empty(max(rows, _FEW_ROWS * num_threads), sizes.hidden),
         "inner": torch.empty(2, rows, sizes.inner),
+        "turn": torch.empty(1, dtype=torch.int64),
     }
+
+
+def _states(sizes: _Sizes, max_len: int, state_size: int) -> Tensor:
+    """Room for the states of queries whose context is split among threads."""
+    blocks = -(-max_len // _KEY_BLOCK)
+    count = min(_SPLIT_ROWS * sizes.num_heads * blocks, _STATES_FLOATS // state_size)
+    return torch.empty(count, state_size)
 
 
 def _rotary_table(backbone: Any, max_len: int) -> tuple[Tensor, Tensor]:
@@ -203,11 +255,3 @@ def _window(attention: Any) -> int:
     if window is None and type(attention).__name__.startswith("Mistral"):
         window = getattr(config, "sliding_window", None)
     return int(window or 0)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """Raises NativeUnavailable unless the kernels can read the tensor as it lies."""
-    is_float = tensor.dtype == torch.float32 and tensor.device.type == "cpu"
-    if not (is_float and tensor.is_contiguous() and type(tensor) in (Tensor, nn.Parameter)):
-        raise NativeUnavailable(f"weights are {type(tensor).__name__} of {tensor.dtype}")
-    return tensor.detach()

@@ -1,6 +1,15 @@
-// Called through ctypes: plain C functions over float32 tensors that PyTorch owns.
+// Called through ctypes: plain C functions over tensors that PyTorch owns.
 #include "decoder.h"
 #include "draft_context.h"
+
+template <class W>
+static void decode(const Decoder<W> &model, const Pass &pass) {
+#pragma omp parallel num_threads(pass.num_threads)
+  {
+    const Worker<W> worker{model, pass, omp_get_thread_num(), omp_get_num_threads()};
+    worker.run();
+  }
+}
 
 extern "C" {
 
@@ -15,13 +24,14 @@ void dspark_linear(const float *x, const float *w, const float *bias, float *y, 
   }
 }
 
-void dspark_decode(const Decoder *model, const Pass *pass) {
-#pragma omp parallel num_threads(pass->num_threads)
-  {
-    const Worker worker{*model, *pass, omp_get_thread_num(), omp_get_num_threads()};
-    worker.run();
-  }
+// Matrices and the pool are float32, or bfloat16.
+void dspark_decode(const Decoder<float> *model, const Pass *pass) { decode(*model, *pass); }
+void dspark_decode_bfloat16(const Decoder<bfloat16> *model, const Pass *pass) {
+  decode(*model, *pass);
 }
+
+// Floats of one state of Pass::states.
+int64_t dspark_state_size(int64_t head_dim) { return state_size(head_dim); }
 
 // 0, and nothing done, when an id, a slot or a position is none.
 int64_t dspark_draft_round(const Draft *model, const Round *round) {
@@ -46,6 +56,6 @@ int64_t dspark_draft_context(const ContextWrite *call) {
 }
 
 // Whether there is code for attention with heads of this width.
-int64_t dspark_has_head_dim(int64_t head_dim) { return attend(nullptr, head_dim); }
+int64_t dspark_has_head_dim(int64_t head_dim) { return can_attend(head_dim); }
 
 }

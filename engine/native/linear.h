@@ -1,97 +1,163 @@
-// Products with few rows: y[M, N] = x[M, K] w[N, K]^T + bias, everything row-major float32.
+// Products y[M, N] = x[M, K] w[N, K]^T + bias: x and y row-major float32, w row-major as PyTorch
+// keeps it. Nothing is packed or copied. Each tile holds NT rows of w against up to MT rows of x:
 //
-// With few rows a product costs what it costs to read w once, so w is read exactly once and in
-// order, straight from where PyTorch keeps it: nothing is packed, copied or cached. Each tile holds
-// NT rows of w against MT rows of x in registers:
-//
-//            k ->  VL floats at a time
+//            k ->  VL numbers at a time
 //   w  n0   [====]                acc[MT][NT]  += x[m][k..] * w[n][k..]
 //      n0+1 [====]                then each accumulator is summed across its lanes
 //   x  m0   [====]
+//
+// A number of y is made by the same operations in the same order whatever M is, whoever computes
+// it, and whatever its neighbours are: a row says the same alone and in any batch.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
+
+#include "vectors.h"
 
 #if defined(__AVX512F__)
-#define VL 16
 #define NT 4  // 6 x 4 accumulators + 4 + 1 of 32 registers
+#define WIDE_MT 8  // seven or eight rows are one tile still
+#define WIDE_NT 3
 #elif defined(__AVX2__)
-#define VL 8
 #define NT 2  // 6 x 2 accumulators + 2 + 1 of 16 registers
 #else
-#define VL 4
 #define NT 4
 #endif
 #define MT 6
+#ifndef WIDE_MT
+#define WIDE_MT MT
+#define WIDE_NT NT
+#endif
 
-typedef float vec __attribute__((vector_size(4 * VL)));
-typedef float vec_at __attribute__((vector_size(4 * VL), aligned(4), may_alias));
-typedef int32_t ivec __attribute__((vector_size(4 * VL)));
+#define ROW_BLOCK 96    // rows of x that stay in the second cache while all of w passes
+#define COLUMN_BLOCK 64  // rows of w that stay there while those rows of x pass
 
-static inline vec load(const float *p) { return *(const vec_at *)p; }
-static inline void store(float *p, vec v) { *(vec_at *)p = v; }
+// How far, in bytes, memory is read ahead of the arithmetic. The rows of a tile are too short for
+// the hardware to notice where they lead. One row of x leaves the first cache free for what comes;
+// more rows use it themselves, so what comes waits in the second.
+#define AHEAD_NEAR (18 << 10)
+#define AHEAD_FAR (64 << 10)
 
-// The lanes of v, added pairwise: halves on halves until one is left.
-static inline float sum_lanes(vec v) {
-  typedef float quad __attribute__((vector_size(16)));
-  quad parts[VL / 4];
-  __builtin_memcpy(parts, &v, sizeof v);
-  for (int half = VL / 8; half > 0; half /= 2)
-    for (int i = 0; i < half; i++) parts[i] += parts[i + half];
-  const quad s = parts[0];
-  return (s[0] + s[2]) + (s[1] + s[3]);
+enum class Ahead { none, near, far };
+
+template <auto VALUE>
+constexpr std::integral_constant<decltype(VALUE), VALUE> fixed = {};
+
+// What a thread reads now, and what after it: reading ahead goes on into the next product.
+struct Stretch {
+  const char *end, *next;
+
+  const char *ahead_of(const void *w, Ahead ahead) const {
+    const char *at = (const char *)w + (ahead == Ahead::near ? AHEAD_NEAR : AHEAD_FAR);
+    return at < end || !next ? at : next + (at - end);
+  }
+};
+
+template <Ahead A, size_t BYTES>
+static inline void read_ahead(const char *&at) {
+  if constexpr (A != Ahead::none)
+    for (size_t i = 0; i < BYTES; i += 64) __builtin_prefetch(at + i, 0, A == Ahead::near ? 3 : 2);
+  at += BYTES;
 }
 
-template <int M, int N>
-static inline void linear_tile(const float *x, int64_t ldx, const float *w, int64_t K,
-                               const float *bias, float *y, int64_t ldy) {
-  vec acc[M][N] = {};
-  int64_t k = 0;
-  for (; k + VL <= K; k += VL) {
+// Add y's old values to the product, so that a residual needs no pass of its own.
+enum class Into { set, add };
+
+template <int M, int N, Ahead A, class W>
+static inline void linear_tile(const float *x, int64_t ldx, const W *w, int64_t K,
+                               const float *bias, float *y, int64_t ldy, Into into,
+                               const char *ahead) {
+  vec acc[M][N];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) acc[m][n] = vec{};
+  const auto step = [&](auto read) {
     vec wk[N];
     for (int n = 0; n < N; n++) {
-      wk[n] = load(w + n * K + k);
-      __builtin_prefetch(w + (n + N) * K + k);  // the next tile: these rows end too soon for
-    }                                           // the hardware to notice where they lead
+      wk[n] = read(w + n * K);
+      IN_REGISTER(wk[n]);
+    }
+    read_ahead<A, N * VL * sizeof(W)>(ahead);
+#pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
-      const vec xk = load(x + m * ldx + k);
+      vec xk = read(x + m * ldx);
+      IN_REGISTER(xk);
       for (int n = 0; n < N; n++) acc[m][n] += xk * wk[n];
     }
-  }
+  };
+  int64_t k = 0;
+  for (; k + VL <= K; k += VL) step([k](const auto *p) { return load(p + k); });
+  if (k < K) step([k, K](const auto *p) { return load_first(p + k, K - k); });
+  float sums[M][N];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++) sum_each<N>(acc[m], sums[m]);
   for (int m = 0; m < M; m++)
     for (int n = 0; n < N; n++) {
-      float s = sum_lanes(acc[m][n]);
-      for (int64_t t = k; t < K; t++) s += x[m * ldx + t] * w[n * K + t];
-      y[m * ldy + n] = bias ? s + bias[n] : s;
+      const float s = bias ? sums[m][n] + bias[n] : sums[m][n];
+      y[m * ldy + n] = into == Into::add ? y[m * ldy + n] + s : s;
     }
 }
 
-template <int N>
-static inline void linear_rows(int64_t M, const float *x, int64_t ldx, const float *w, int64_t K,
-                               const float *bias, float *y, int64_t ldy) {
-  int64_t m = 0;
-  for (; m + MT <= M; m += MT)
-    linear_tile<MT, N>(x + m * ldx, ldx, w, K, bias, y + m * ldy, ldy);
-  x += m * ldx;
-  y += m * ldy;
-  switch (M - m) {
-    case 1: return linear_tile<1, N>(x, ldx, w, K, bias, y, ldy);
-    case 2: return linear_tile<2, N>(x, ldx, w, K, bias, y, ldy);
-    case 3: return linear_tile<3, N>(x, ldx, w, K, bias, y, ldy);
-    case 4: return linear_tile<4, N>(x, ldx, w, K, bias, y, ldy);
-    case 5: return linear_tile<5, N>(x, ldx, w, K, bias, y, ldy);
+template <int N, Ahead A, class W>
+static inline void linear_rows(int64_t M, const float *x, int64_t ldx, const W *w, int64_t K,
+                               const float *bias, float *y, int64_t ldy, Into into,
+                               const char *ahead) {
+  switch (M) {
+    case 1: return linear_tile<1, N, A>(x, ldx, w, K, bias, y, ldy, into, ahead);
+    case 2: return linear_tile<2, N, A>(x, ldx, w, K, bias, y, ldy, into, ahead);
+    case 3: return linear_tile<3, N, A>(x, ldx, w, K, bias, y, ldy, into, ahead);
+    case 4: return linear_tile<4, N, A>(x, ldx, w, K, bias, y, ldy, into, ahead);
+    case 5: return linear_tile<5, N, A>(x, ldx, w, K, bias, y, ldy, into, ahead);
+    case 6: return linear_tile<6, N, A>(x, ldx, w, K, bias, y, ldy, into, ahead);
+    case 7: return linear_tile<7, N, A>(x, ldx, w, K, bias, y, ldy, into, ahead);
+    case 8: return linear_tile<8, N, A>(x, ldx, w, K, bias, y, ldy, into, ahead);
   }
 }
 
-// Columns [begin, end) of y: one thread's share.
-static inline void linear_columns(int64_t begin, int64_t end, int64_t M, const float *x,
-                                  int64_t ldx, const float *w, int64_t K, const float *bias,
-                                  float *y, int64_t ldy) {
+// The rows of one tile against columns begin .. end - 1.
+template <int N, Ahead A, class W>
+ONE_COPY void linear_strip(int64_t begin, int64_t end, int64_t M, const float *x, int64_t ldx,
+                                const W *w, int64_t K, const float *bias, float *y, int64_t ldy,
+                                Into into, const Stretch &stretch) {
   int64_t n = begin;
-  for (; n + NT <= end; n += NT)
-    linear_rows<NT>(M, x, ldx, w + n * K, K, bias ? bias + n : nullptr, y + n, ldy);
+  for (; n + N <= end; n += N)
+    linear_rows<N, A>(M, x, ldx, w + n * K, K, bias ? bias + n : nullptr, y + n, ldy, into,
+                       stretch.ahead_of(w + n * K, A));
   for (; n < end; n++)
-    linear_rows<1>(M, x, ldx, w + n * K, K, bias ? bias + n : nullptr, y + n, ldy);
+    linear_rows<1, A>(M, x, ldx, w + n * K, K, bias ? bias + n : nullptr, y + n, ldy, into,
+                      stretch.ahead_of(w + n * K, A));
+}
+
+// Columns [begin, end) of y: one thread's share. `next` is what this thread reads after them.
+template <class W>
+static inline void linear_columns(int64_t begin, int64_t end, int64_t M, const float *x,
+                                  int64_t ldx, const W *w, int64_t K, const float *bias, float *y,
+                                  int64_t ldy, Into into = Into::set, const void *next = nullptr) {
+  const Stretch stretch = {(const char *)(w + end * K), (const char *)next};
+  const auto strip = [&](auto columns, auto ahead, int64_t n, int64_t stop, int64_t m, int64_t rows) {
+    linear_strip<columns(), ahead()>(n, stop, rows, x + m * ldx, ldx, w, K, bias, y + m * ldy, ldy,
+                                     into, stretch);
+  };
+  if (M <= 3) return strip(fixed<NT>, fixed<Ahead::near>, begin, end, 0, M);
+  if (M <= MT) return strip(fixed<NT>, fixed<Ahead::far>, begin, end, 0, M);
+  if (M <= WIDE_MT) return strip(fixed<WIDE_NT>, fixed<Ahead::far>, begin, end, 0, M);
+  for (int64_t row = 0; row < M; row += ROW_BLOCK) {
+    const int64_t block = M - row < ROW_BLOCK ? M - row : ROW_BLOCK;
+    const int64_t tiles = (block + MT - 1) / MT;
+    for (int64_t n = begin; n < end; n += COLUMN_BLOCK) {
+      const int64_t stop = n + COLUMN_BLOCK < end ? n + COLUMN_BLOCK : end;
+      for (int64_t tile = 0; tile < tiles; tile++) {  // of sizes that differ by one at most
+        const int64_t m = row + block * tile / tiles, rows = row + block * (tile + 1) / tiles - m;
+        if (tile == 0)
+          strip(fixed<NT>, fixed<Ahead::far>, n, stop, m, rows);
+        else
+          strip(fixed<NT>, fixed<Ahead::none>, n, stop, m, rows);
+      }
+    }
+  }
 }
 
 // This thread's part of N columns, in whole tiles, so that each thread reads one stretch of w.

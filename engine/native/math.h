@@ -27,14 +27,14 @@ static inline vec exp_lanes(vec x) {
   return p * (vec)exponent;
 }
 
-// gate <- silu(gate) * up, over n floats.
+static inline vec silu(vec x) { return x / (1.0f + exp_lanes(-x)); }
+
+// gate <- silu(gate) * up, over n floats. Each is the same wherever the n begin and end.
 static inline void silu_times(float *gate, const float *up, int64_t n) {
   int64_t i = 0;
-  for (; i + VL <= n; i += VL) {
-    const vec g = load(gate + i);
-    store(gate + i, g / (1.0f + exp_lanes(-g)) * load(up + i));
-  }
-  for (; i < n; i++) gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+  for (; i + VL <= n; i += VL) store(gate + i, silu(load(gate + i)) * load(up + i));
+  if (i < n)
+    store_first(gate + i, silu(load_first(gate + i, n - i)) * load_first(up + i, n - i), n - i);
 }
 
 // out <- weight * x / rms(x), over n floats; out may be x.

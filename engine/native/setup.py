@@ -10,11 +10,11 @@ from engine.demo_target import default_cache_dir
 from engine.native.compiling import Kernels, NativeUnavailable, load_kernels
 from engine.native.linear import native_linear
 
-# Rows up to which a product is bound by reading the weight once, not by arithmetic; beyond,
-# PyTorch's own GEMM is the faster one. See docs/experiments.md.
-LINEAR_ROWS = 16
-# Rows up to which a whole decoder pass is faster natively than layer by layer from Python.
-DECODER_ROWS = 24
+# Rows up to which the kernels take a product, or a whole decoder pass: all that a step may have.
+# They are the faster ones at any number of rows, and the only ones whose rows say the same in any
+# batch; beyond this PyTorch saves the scratch. See docs/experiments.md.
+LINEAR_ROWS = 4096
+DECODER_ROWS = 4096
 # Slots of a batch of blocks up to which a draft pass is faster natively than by PyTorch.
 DRAFT_ROWS = 80
 # Tokens up to which a context write computes its products itself.
@@ -37,8 +37,8 @@ def prepare_native(*, wanted: bool, dtype: torch.dtype, device: torch.device) ->
         raise NativeUnavailable("switched off")
     if device.type != "cpu":
         raise NativeUnavailable(f"the device is {device.type}")
-    if dtype != torch.float32:
-        raise NativeUnavailable(f"the kernels compute in float32, not {dtype}")
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise NativeUnavailable(f"there is no code for {dtype}")
     kernels = load_kernels(default_cache_dir(os.environ))
     num_threads = torch.get_num_threads()
     return Native(

@@ -38,7 +38,7 @@ class PassStruct(ctypes.Structure):
     """One step: what goes in, scratch, and where results go."""
 
     _fields_ = (
-        _fields(_counts, "num_rows num_sequences num_logit_rows num_threads")
+        _fields(_counts, "num_rows num_sequences num_logit_rows num_threads num_states")
         + _fields(_pointers, "x cosine sine slots row_starts kv_lens kv_slots kv_starts")
-        + _fields(_pointers, "logit_rows h q k v attended inner taps logits")
+        + _fields(_pointers, "logit_rows h q k v attended inner states turn taps logits")
     )
