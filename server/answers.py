@@ -170,6 +170,7 @@ class Answers:
         return self._text.decoder(
             skip_special_tokens=ask.skip_special_tokens,
             eos_token_ids=self._engine.info.eos_token_ids,
+            kept_ids=ask.kept_ids,
         )
 
     @contextmanager

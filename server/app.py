@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 
 from engine import EngineClient
 from server.access_log import log_request
+from server.answer_reading import AnswerReading
 from server.answers import Answers
 from server.anthropic import anthropic_routes
 from server.asking import Asker
@@ -47,12 +48,22 @@ def create_app(
     metrics = ServerMetrics()
     answers = Answers(engine=engine, text=text, metrics=metrics, limits=options.limits)
     asker = Asker(text=text, info=engine.info, options=options)
+    reading = AnswerReading(
+        text=text, tool_parser=options.tool_parser, reasoning_parser=options.reasoning_parser
+    )
     max_len = engine.info.served_max_len
     app.include_router(
         native_routes(answers=answers, asker=asker, text=text, options=options, max_len=max_len)
     )
     app.include_router(
-        openai_routes(answers=answers, asker=asker, options=options, max_len=max_len)
+        openai_routes(
+            text=text,
+            answers=answers,
+            asker=asker,
+            reading=reading,
+            options=options,
+            max_len=max_len,
+        )
     )
     app.include_router(anthropic_routes(answers=answers, asker=asker, options=options))
     app.include_router(

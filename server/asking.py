@@ -26,6 +26,7 @@ class Ask:
     params: SamplingParams
     stops: tuple[str, ...] = ()
     skip_special_tokens: bool = True
+    kept_ids: frozenset[int] = frozenset()  # special tokens that are not skipped all the same
     choice: int = 0  # of the several answers to one prompt
     echo: str = ""  # text that is told before the answer's own
 
@@ -74,6 +75,7 @@ class Asker:
         names: tuple[str, ...],
         field: Field,
         extras: ChatExtras = NO_EXTRAS,
+        kept_ids: frozenset[int] = frozenset(),
         logprobs: AskedLogprobs | None = None,
     ) -> Ask:
         prompt_ids = await self.encode(prompt, field=field, extras=extras)
@@ -88,6 +90,7 @@ class Asker:
             params=self._sampling(fields, max_new_tokens, field, logprobs),
             stops=fields.stops,
             skip_special_tokens=fields.skip_special_tokens is not False,
+            kept_ids=kept_ids,
         )
 
     async def encode(

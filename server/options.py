@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from server.answer_reading import ReasoningParserName, ToolParserName
 from server.deadlines import TimeLimits
 from server.keys import Keys
 
@@ -36,6 +37,8 @@ class ServerOptions:
     log_requests: bool = True  # a line in the log for each request
     profile_dir: str | None = None  # where /stop_profile writes; None: profiles are refused
     ready_when_collapsed: bool = True  # /ready is 200 also while the draft is worth nothing
+    tool_parser: ToolParserName = "auto"
+    reasoning_parser: ReasoningParserName = "none"
     stall_s: float = 60.0  # no progress for so long, with requests at hand: not ready
 
     def __post_init__(self) -> None:

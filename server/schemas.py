@@ -1,24 +1,14 @@
-"""What every request body has in common: what is not served is refused by name, not ignored."""
+"""Prompts, chats and sampling fields, as all routes for answers have them."""
 
-import json
 from collections.abc import Mapping
-from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from server.asked_options import AskedOptions
-from server.bad_body import field_error, quote
+from server.bad_body import field_error
+from server.schemas_body import Body, Text
+from server.schemas_tools import CallBody
 
 MAX_PROMPTS = 1024  # in one request
 _MAX_STOPS = 256
@@ -26,64 +16,6 @@ _MAX_STOP_CHARS = 16384  # of all stop strings of a request together
 _MAX_ID_CHARS = 128
 
 
-class Body(BaseModel):
-    """A JSON object. Types are exact: "5" is no number and 1 is no boolean.
-
-    UNSERVED names fields of the API that this server does not serve, each with the values that
-    ask for nothing; those (and null) are accepted, anything else is refused. IGNORED fields
-    have no effect on an answer, so they are accepted whatever they say. ELSEWHERE gives names
-    that are looked for here, but are at home in another object.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    IGNORED: ClassVar[frozenset[str]] = frozenset()
-    ELSEWHERE: ClassVar[Mapping[str, str]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _keep_what_is_served(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        kept = {}
-        for name, value in data.items():
-            if name in cls.model_fields:
-                kept[name] = value
-            elif name in cls.UNSERVED:
-                _check_neutral(name, value, cls.UNSERVED[name])
-            elif name not in cls.IGNORED:
-                raise cls._unknown_field(name)
-        return kept
-
-    @classmethod
-    def _unknown_field(cls, name: str) -> PydanticCustomError:
-        served = list(cls.model_fields)
-        nearest = cls.ELSEWHERE.get(name) or get_close_matches(name, served, n=1, cutoff=0.0)[0]
-        message = f"is an unknown field; the nearest valid name is '{nearest}'"
-        return field_error("unknown_field", quote(name)[1:-1], message)
-
-
-def _check_neutral(name: str, value: object, neutral: tuple[object, ...]) -> None:
-    if value is None or any(
-        value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral
-    ):
-        return
-    accepted = " or ".join(json.dumps(other) for other in (None, *neutral))
-    message = f"is not served here; leave it out (accepted: {accepted}); found {quote(value)}"
-    raise field_error("unserved_field", name, message)
-
-
-def _encodable(text: str) -> str:
-    """JSON can carry half of a surrogate pair, which is no text."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("must be valid Unicode, without lone surrogates") from error
-    return text
-
-
-Text = Annotated[str, AfterValidator(_encodable)]
 Prompt = Annotated[Text, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0)]
 PromptIds = Annotated[list[TokenId], Field(min_length=1)]
@@ -105,35 +37,62 @@ class TextPart(Body):
 
 
 class Message(Body):
-    """One turn of a chat. Its content is text, or a list of text parts."""
+    """One turn of a chat. Its content is text, or a list of text parts.
+
+    An assistant that only called tools has no content.
+    """
 
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "tool_calls": ([],),
-        "tool_call_id": (),
         "function_call": (),
         "audio": (),
         "refusal": (),
         "annotations": ([],),
-        "reasoning_content": (),
     }
     IGNORED = frozenset({"name"})
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
-        Annotated[Text, Tag("<text>")] | Annotated[list[TextPart], Tag("<parts>")],
+        Annotated[None, Tag("<none>")]
+        | Annotated[Text, Tag("<text>")]
+        | Annotated[list[TextPart], Tag("<parts>")],
         Discriminator(
-            lambda value: _branch(value, {str: "<text>", list: "<parts>"}),
+            lambda value: _branch(value, {type(None): "<none>", str: "<text>", list: "<parts>"}),
             custom_error_type="content",
             custom_error_message="Input should be a string or a list of text parts",
         ),
-    ]
+    ] = None
+    tool_calls: list[CallBody] | None = None  # that the assistant made
+    tool_call_id: Text | None = None  # which one a tool's message answers
+    reasoning_content: Text | None = None  # what the assistant thought
 
-    def plain(self) -> dict[str, str]:
+    def plain(self) -> dict[str, Any]:
         """As chat templates want it. They know no developer: it is today's word for system."""
-        text = self.content
+        text = self.content or ""
         if not isinstance(text, str):
             text = "\n".join(part.text for part in text)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        plain: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": text,
+        }
+        if self.tool_calls:
+            plain["tool_calls"] = [call.plain() for call in self.tool_calls]
+        for name in ("tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                plain[name] = value
+        return plain
+
+    @model_validator(mode="after")
+    def _fields_belong_to_the_role(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise field_error("kind", "content", "is missing")
+        for name, role in (
+            ("tool_calls", "assistant"),
+            ("reasoning_content", "assistant"),
+            ("tool_call_id", "tool"),
+        ):
+            if getattr(self, name) and self.role != role:
+                raise field_error("kind", name, f"is only accepted in a message of role '{role}'")
+        return self
 
 
 Messages = Annotated[list[Message], Field(min_length=1)]

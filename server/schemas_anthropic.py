@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from server.bad_body import field_error
-from server.schemas import Body, Message, SamplingFields, Text, TextPart
+from server.schemas import Message, SamplingFields, TextPart
+from server.schemas_body import Body, Text
 
 _NO_EFFECT = frozenset({"metadata", "service_tier"})
 

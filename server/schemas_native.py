@@ -10,16 +10,15 @@ from server.asked_options import AskedLogprobs
 from server.bad_body import field_error
 from server.schemas import (
     MAX_PROMPTS,
-    Body,
     Messages,
     Prompt,
     PromptIds,
     RequestId,
     Seed,
     TemplateKwargs,
-    Text,
     TokenId,
 )
+from server.schemas_body import Body, Text
 from server.schemas_options import OptionFields
 
 

@@ -1,20 +1,23 @@
 """Bodies of the OpenAI routes."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self, cast
+from typing import Annotated, Any, ClassVar, Self, cast
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from engine import MAX_TOP_LOGPROBS
+from server.asked_options import AskedLogprobs
 from server.bad_body import field_error
 from server.schemas import (
     MAX_PROMPTS,
-    Body,
     Messages,
     Prompt,
     PromptIds,
-    SamplingFields,
     TemplateKwargs,
 )
+from server.schemas_body import Body
+from server.schemas_options import OptionFields
+from server.schemas_tools import Tools, check_tool_choice
 
 _NO_EFFECT = frozenset(
     {
@@ -29,13 +32,7 @@ _NO_EFFECT = frozenset(
 )
 
 _UNSERVED: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "guided_json": (),
@@ -58,7 +55,7 @@ class StreamOptions(Body):
     token_by_token: bool = False  # a chunk for each token, however many a step has committed
 
 
-class OpenAIBody(SamplingFields):
+class OpenAIBody(OptionFields):
     """What completions and chat completions share."""
 
     IGNORED = _NO_EFFECT
@@ -67,10 +64,17 @@ class OpenAIBody(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1)
+    min_tokens: int | None = Field(None, ge=0)
     return_speculation: bool | None = None  # how the draft fared, in each choice at its end
 
     def token_limit(self) -> tuple[str, int | None]:
         return "max_tokens", self.max_tokens
+
+    def min_length(self) -> tuple[str, int | None]:
+        return "min_tokens", self.min_tokens
+
+    def asked_logprobs(self) -> AskedLogprobs | None:
+        raise NotImplementedError
 
     @property
     def streaming(self) -> StreamOptions:
@@ -100,10 +104,11 @@ class CompletionBody(OpenAIBody):
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **_UNSERVED,
         "best_of": (1,),
-        "echo": (False,),
         "suffix": ("",),
-        "logprobs": (),
     }
+
+    echo: bool | None = None  # the prompt before the answer
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
     prompt: Annotated[
         Annotated[Prompt, Tag("<text>")]
@@ -120,6 +125,11 @@ class CompletionBody(OpenAIBody):
         ),
     ]
 
+    def asked_logprobs(self) -> AskedLogprobs | None:
+        if self.logprobs is None:
+            return None
+        return AskedLogprobs(self.logprobs, 0 if self.echo else None)
+
     def prompts(self) -> list[str | list[int]]:
         """One prompt for each choice of the answer."""
         is_many = _prompt_kind(self.prompt) in ("<texts>", "<many ids>")
@@ -129,11 +139,6 @@ class CompletionBody(OpenAIBody):
 class ChatBody(OpenAIBody):
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **_UNSERVED,
-        "logprobs": (False,),
-        "top_logprobs": (0,),
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": (True, False),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
@@ -148,13 +153,42 @@ class ChatBody(OpenAIBody):
     }
 
     messages: Messages
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     max_completion_tokens: int | None = Field(None, ge=1)
     chat_template_kwargs: TemplateKwargs | None = None
+    tools: Tools | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools as a chat template is given them; none if they are not to be called."""
+        if self.tool_choice == "none":
+            return []
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or []]
+
+    @model_validator(mode="after")
+    def _promises_no_call(self) -> Self:
+        check_tool_choice(self.tool_choice)
+        if self.tools and self.parallel_tool_calls is False:
+            message = "is not served as false: to promise one call at most needs grammars"
+            raise field_error("unserved_field", "parallel_tool_calls", message)
+        return self
 
     def token_limit(self) -> tuple[str, int | None]:
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens
+
+    def asked_logprobs(self) -> AskedLogprobs | None:
+        return AskedLogprobs(self.top_logprobs or 0) if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _nothing_is_told_unasked(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise field_error("kind", "top_logprobs", "is only accepted with 'logprobs': true")
+        return self
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:

@@ -1,6 +1,6 @@
 """Text and token ids: encoding, chat templates, and decoding while an answer grows."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,7 +60,8 @@ class TextCodec:
         tokenizer.encode("", add_special_tokens=False)
         self._tokenizer = tokenizer
         self.tokens = TokenTexts(tokenizer=tokenizer)
-        self._num_ids = 1 + max(tokenizer.get_vocab().values())
+        self._ids = tokenizer.get_vocab()
+        self._num_ids = 1 + max(self._ids.values())
         marked = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special_ids = frozenset(tokenizer.all_special_ids) | marked
 
@@ -88,6 +89,16 @@ class TextCodec:
         return cls(tokenizer=tokenizer)
 
     @property
+    def chat_template(self) -> str:
+        """Its text, of several that a model may have all of them; empty without one."""
+        template = self._tokenizer.chat_template or ""
+        return template if isinstance(template, str) else str(template)
+
+    def ids_of(self, tokens: Iterable[str]) -> frozenset[int]:
+        """Those of these texts that are a token of their own."""
+        return frozenset(self._ids[token] for token in tokens if token in self._ids)
+
+    @property
     def has_chat_template(self) -> bool:
         return bool(self._tokenizer.chat_template)
 
@@ -112,6 +123,7 @@ class TextCodec:
                 **({"continue_final_message": True} if extras.goes_on else _NEW_TURN),
                 **extras.template_kwargs,
             )
+            text.encode()  # arguments may carry half of a surrogate pair, which is no text
         except Exception as error:  # a template is a program, and fails as programs do
             raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
         return self.encode(text, add_special_tokens=False)
@@ -124,12 +136,22 @@ class TextCodec:
         )
 
     def decoder(
-        self, *, skip_special_tokens: bool = True, eos_token_ids: Iterable[int] = ()
+        self,
+        *,
+        skip_special_tokens: bool = True,
+        eos_token_ids: Iterable[int] = (),
+        kept_ids: frozenset[int] = frozenset(),
     ) -> "IncrementalDecoder":
-        """For one answer. eos_token_ids are left out with the special tokens, marked or not."""
-        skipped = self._special_ids | frozenset(eos_token_ids) if skip_special_tokens else ()
+        """For one answer. eos_token_ids are left out with the special tokens, marked or not.
+
+        kept_ids are in the text although they are special.
+        """
+        skipped: Set[int] = frozenset()
+        if skip_special_tokens:
+            skipped = (self._special_ids | frozenset(eos_token_ids)) - kept_ids
+        left_to_tokenizer = skip_special_tokens and not kept_ids
         return IncrementalDecoder(
-            decode=lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens),
+            decode=lambda ids: self.decode(ids, skip_special_tokens=left_to_tokenizer),
             skips=lambda token_id: token_id in skipped or token_id >= self._num_ids,
         )
 

@@ -97,6 +97,8 @@ def server_options(settings: Settings, config: EngineConfig, *, keys: Keys) -> S
         log_requests=settings.observability.log_requests,
         profile_dir=settings.observability.profile_dir,
         ready_when_collapsed=settings.observability.ready_when_collapsed,
+        tool_parser=settings.model.tool_call_parser,
+        reasoning_parser=settings.model.reasoning_parser,
         stall_s=settings.observability.stall_seconds,
     )
 

@@ -19,7 +19,7 @@ class _Marked:
 class ByteTokenizer:
     """One token per byte of UTF-8, a beginning that is added, an end that is special."""
 
-    chat_template: Any = "role: content"
+    chat_template: Any = "tools, role: content"
     added_tokens_decoder: Mapping[int, Any] = MappingProxyType({BOS: _Marked(), EOS: _Marked()})
 
     def __init__(self) -> None:
