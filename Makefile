@@ -60,6 +60,7 @@ bench: $(STAMP) ## both comparisons the project is for
 
 docs: $(STAMP) ## write the pages that are made from the program anew
 	$(BIN)/python -m server.reference_docs
+	$(BIN)/python -m tests.engine.options_table
 
 clean: ## remove the virtual environment and caches of tools
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

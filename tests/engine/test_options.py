@@ -9,6 +9,7 @@ import torch
 
 from engine import FinishReason, Request, TokenLogprob
 from engine.build import Built
+from tests.engine import options_table
 from tests.engine.option_cases import (
     NEW_TOKENS,
     OPTIONS,
@@ -193,3 +194,7 @@ def test_every_option_of_these_tests_matters_to_them(option: Option) -> None:
             for p in PROMPTS
         )
     assert changed
+
+
+def test_the_table_of_options_is_made_from_these_cases() -> None:
+    assert options_table.FILE.read_text() == options_table.table(), "stale: run make docs"
