@@ -11,6 +11,7 @@ from draft import BlockSampling
 from engine.plan import StepPlan
 from engine.rng import Purpose, round_uniforms
 from engine.sampling import SamplingBatch, is_greedy
+from engine.upload import place, upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def plan_draws(
     rows = [i for i, s in enumerate(sampling) if not is_greedy(s.seq.request.params)]
     if not rows:
         return None
-    uniforms = torch.from_numpy(
+    uniforms = place(
         np.stack(
             [
                 round_uniforms(
@@ -46,20 +47,25 @@ def plan_draws(
                 )
                 for i in rows
             ]
-        )
-    ).to(device)
+        ),
+        device,
+    )
     drafting = [r for r, i in enumerate(rows) if sampling[i].num_drafts > 0]
-    drafting_rows = torch.tensor(drafting, dtype=torch.long, device=device)
     params = [sampling[i].seq.request.params for i in rows]
     block_rows = {id(share): b for b, share in enumerate(plan.drafting)}
+    of_block = [block_rows[id(sampling[rows[r]])] for r in drafting]
+    rows_t, drafting_rows, of_block_t = upload(
+        [np.array(x, dtype=np.int64) for x in (rows, drafting, of_block)], device
+    )
+    temperatures = np.array([params[r].temperature for r in drafting], dtype=np.float32)
     return Draws(
-        rows=torch.tensor(rows, device=device),
+        rows=rows_t,
         drafting=drafting_rows,
         uniforms=uniforms,
         params=SamplingBatch.of(params, vocab_size=vocab_size, device=device),
         block=BlockSampling(
-            rows=torch.tensor([block_rows[id(sampling[rows[r]])] for r in drafting], device=device),
-            temperatures=torch.tensor([params[r].temperature for r in drafting], device=device),
+            rows=of_block_t,
+            temperatures=place(temperatures, device),
             uniforms=uniforms[drafting_rows, :block_size, Purpose.DRAFT],
         )
         if drafting

@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from engine.api import SamplingParams
+from engine.upload import place
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,12 @@ class SamplingBatch:
     @classmethod
     def of(cls, params: list[SamplingParams], *, vocab_size: int, device: torch.device) -> Self:
         def column(values: list[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=device)
+            return place(np.array(values, dtype=np.float32), device)
 
         top_ks = [p.top_k if p.top_k > 0 else vocab_size for p in params]
         return cls(
             temperatures=column([p.temperature for p in params]),
-            top_ks=torch.tensor(top_ks, device=device)
+            top_ks=place(np.array(top_ks, dtype=np.int64), device)
             if any(k < vocab_size for k in top_ks)
             else None,
             top_ps=column([p.top_p for p in params]) if any(p.top_p < 1 for p in params) else None,

@@ -1,4 +1,6 @@
-"""Host integers to device tensors, in one transfer."""
+"""Host numbers to device tensors, without waiting for the device."""
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +15,14 @@ def upload(arrays: list[IntArray], device: torch.device) -> list[Tensor]:
 
     From pinned memory the copy to a GPU does not wait, so it is no synchronisation.
     """
-    flat = torch.from_numpy(np.concatenate([a.reshape(-1) for a in arrays]))
-    if device.type == "cuda":
-        flat = flat.pin_memory().to(device, non_blocking=True)
+    flat = place(np.concatenate([a.reshape(-1) for a in arrays]), device)
     pieces = torch.split(flat, [a.size for a in arrays])
     return [piece.view(a.shape) for piece, a in zip(pieces, arrays, strict=True)]
+
+
+def place(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """One array of any numbers, shape and dtype kept. From pinned memory, as `upload`."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
