@@ -306,13 +306,8 @@ def test_every_field_of_the_engines_config_can_be_set() -> None:
         *("--kv.memory_gib", "2", "--mem-fraction", "0.5", "--disable-prefix-cache"),
         *("--attention-backend", "reference", "--max-num-seqs", "2"),
         *("--max-queued-requests", "0", "--chunked-prefill-size", "7"),
-<<<<<<< HEAD
         *("--device.num_threads", "1", "--device.native_kernels", "off", "--device.graphs", "off"),
         *("--speculative.allow_other_target", "true", "--confidence-mode", "threshold"),
-=======
-        *("--device.num_threads", "1", "--device.native_kernels", "off"),
-        *("--speculative.allow_other_target", "true", "--device.graphs", "off"),
->>>>>>> 3f6ebad (server: chats offer tools, and tell calls and thoughts apart from what is said)
     ]
     config, default = to_engine_config(load(argv)), EngineConfig(target="")
     same = [
