@@ -1,24 +1,35 @@
 """Anthropic's routes: /v1/messages and its token counter."""
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from engine import Finish, FinishReason
+from server.answer_reading import AnswerReading
 from server.answers import Answers, Delta
 from server.asking import Ask, Asker, Field
+from server.chat_parts import new_call_id
 from server.dialects import ANTHROPIC
 from server.errors import ANTHROPIC_PATH
 from server.model_name import check_model
 from server.options import ServerOptions
+from server.parts import Parser, Part, Said, Thought, ToolCall, joined, read_whole
 from server.schemas_anthropic import CountBody, MessagesBody
 from server.stream import EventStream, unless_gone
 from server.text import ChatExtras
 
 
-def anthropic_routes(*, answers: Answers, asker: Asker, options: ServerOptions) -> APIRouter:
+def anthropic_routes(
+    *, answers: Answers, asker: Asker, reading: AnswerReading, options: ServerOptions
+) -> APIRouter:
     router = APIRouter(prefix=ANTHROPIC_PATH)
+
+    def extras(body: CountBody) -> ChatExtras:
+        if body.offered:
+            reading.check_tools()
+        return ChatExtras(tools=body.offered, goes_on=body.goes_on)
 
     @router.post("", response_model=None)
     async def messages(body: MessagesBody, request: Request) -> Response:
@@ -29,28 +40,29 @@ def anthropic_routes(*, answers: Answers, asker: Asker, options: ServerOptions) 
             body,
             names=(message_id, request.state.request_id),
             field=Field("messages"),
-            extras=_extras(body),
+            extras=extras(body),
+            kept_ids=reading.kept_ids(has_tools=bool(body.offered)),
+        )
+        new_parser = reading.new_parser(
+            tools=[tool["function"]["name"] for tool in body.offered], prompt_ids=ask.prompt_ids
         )
         form = _Form(message_id, options.served_name, ask)
         record = request.state.record
         if body.stream:
             deltas = answers.deltas([ask], silence_s=options.keepalive_s, record=record)
-            return await EventStream.start(request, deltas, _MessageEncoder(form), ANTHROPIC)
+            return await EventStream.start(
+                request, deltas, _MessageEncoder(form, new_parser()), ANTHROPIC
+            )
         (answer,) = await unless_gone(request.receive, answers.whole([ask], record=record))
-        said: dict[str, object] = {"type": "text", "text": answer.text}
-        return JSONResponse(form.whole([said] if answer.text else [], answer.finish))
+        return JSONResponse(form.whole(read_whole(new_parser(), answer.text), answer.finish))
 
     @router.post("/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:
         check_model(body.model, options.served_name)
-        ids = await asker.encode(body.chat(), field=Field("messages"), extras=_extras(body))
+        ids = await asker.encode(body.chat(), field=Field("messages"), extras=extras(body))
         return {"input_tokens": len(ids)}
 
     return router
-
-
-def _extras(body: CountBody) -> ChatExtras:
-    return ChatExtras(goes_on=body.goes_on)
 
 
 class _Form:
@@ -61,8 +73,9 @@ class _Form:
         self._model = model
         self._ask = ask
 
-    def whole(self, content: list[dict[str, object]], finish: Finish) -> dict[str, object]:
-        return self._message(content, _stop(finish), _usage(finish))
+    def whole(self, parts: Sequence[Part], finish: Finish) -> dict[str, object]:
+        stop = _stop(finish, has_called=any(isinstance(part, ToolCall) for part in parts))
+        return self._message([_block(part) for part in parts], stop, _usage(finish))
 
     def opening(self) -> dict[str, object]:
         """The message before anything is said. What the cache spared is known at the end."""
@@ -89,8 +102,10 @@ class _Form:
 class _MessageEncoder:
     """message_start, the blocks with what they gain, message_delta with the end, message_stop."""
 
-    def __init__(self, form: _Form) -> None:
+    def __init__(self, form: _Form, parser: Parser) -> None:
         self._form = form
+        self._parser = parser
+        self._has_called = False
         self._has_begun = False
         self._num_blocks = 0
         self._open: str | None = None  # the kind of block that is being told
@@ -99,19 +114,35 @@ class _MessageEncoder:
         if not self._has_begun:
             self._has_begun = True
             yield {"type": "message_start", "message": self._form.opening()}
-        if delta.text:
-            yield from self._into("text", {"type": "text", "text": ""})
-            yield self._gain({"type": "text_delta", "text": delta.text})
+        parts = self._parser.push(delta.text)
+        if delta.finish is not None:
+            parts = [*parts, *self._parser.flush()]
+        for part in joined(parts):
+            yield from self._tell(part)
         if delta.finish is not None:
             yield from self._close()
             yield {
                 "type": "message_delta",
-                "delta": _stop(delta.finish),
+                "delta": _stop(delta.finish, has_called=self._has_called),
                 "usage": _usage(delta.finish),
             }
 
     def end(self) -> Iterator[Mapping[str, object]]:
         yield {"type": "message_stop"}
+
+    def _tell(self, part: Part) -> Iterator[Mapping[str, object]]:
+        match part:
+            case Said(text):
+                yield from self._into("text", {"type": "text", "text": ""})
+                yield self._gain({"type": "text_delta", "text": text})
+            case Thought(text):
+                yield from self._into("thinking", _block(Thought("")))
+                yield self._gain({"type": "thinking_delta", "thinking": text})
+            case ToolCall(_, arguments):
+                self._has_called = True
+                yield from self._into("tool_use", {**_block(part), "input": {}})
+                yield self._gain({"type": "input_json_delta", "partial_json": arguments})
+                yield from self._close()
 
     def _into(self, kind: str, block: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
         """Open a block of this kind, unless one is open."""
@@ -131,7 +162,20 @@ class _MessageEncoder:
             self._open = None
 
 
-def _stop(finish: Finish) -> dict[str, object]:
+def _block(part: Part) -> dict[str, object]:
+    match part:
+        case Said(text):
+            return {"type": "text", "text": text}
+        case Thought(text):
+            return {"type": "thinking", "thinking": text, "signature": ""}
+        case ToolCall(name, arguments):
+            called = json.loads(arguments)
+            return {"type": "tool_use", "id": new_call_id(), "name": name, "input": called}
+
+
+def _stop(finish: Finish, *, has_called: bool) -> dict[str, object]:
+    if has_called and finish.reason is FinishReason.STOP:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     if finish.reason is FinishReason.STOP and isinstance(finish.matched, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": finish.matched}
     reasons = {FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_tokens"}

@@ -65,7 +65,9 @@ def create_app(
             max_len=max_len,
         )
     )
-    app.include_router(anthropic_routes(answers=answers, asker=asker, options=options))
+    app.include_router(
+        anthropic_routes(answers=answers, asker=asker, reading=reading, options=options)
+    )
     app.include_router(
         control_routes(
             engine=engine,

@@ -1,5 +1,6 @@
 """Bodies of Anthropic's routes."""
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -8,6 +9,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from server.bad_body import field_error
 from server.schemas import Message, SamplingFields, TextPart
 from server.schemas_body import Body, Text
+from server.schemas_tools import ToolName
 
 _NO_EFFECT = frozenset({"metadata", "service_tier"})
 
@@ -36,14 +38,125 @@ Content = Annotated[
 ]
 
 
+class ToolUseBlock(Body):
+    """A call that the assistant made."""
+
+    IGNORED = frozenset({"cache_control", "caller"})
+
+    type: Literal["tool_use"]
+    id: Text
+    name: Text
+    input: dict[str, Any]
+
+    def call(self) -> dict[str, Any]:
+        arguments = json.dumps(self.input)
+        return {"id": self.id, "function": {"name": self.name, "arguments": arguments}}
+
+
+class ThinkingBlock(Body):
+    """What the assistant thought."""
+
+    IGNORED = frozenset({"signature"})
+
+    type: Literal["thinking"]
+    thinking: Text
+
+
+class ToolResultBlock(Body):
+    """What a call came to."""
+
+    IGNORED = frozenset({"cache_control", "is_error"})
+
+    type: Literal["tool_result"]
+    tool_use_id: Text
+    content: Content | None = None
+
+    def message(self) -> Message:
+        content = _joined(self.content or "")
+        return Message(role="tool", tool_call_id=self.tool_use_id, content=content)
+
+
+def _block_kind(value: object) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{kind}>" if isinstance(kind, str) else None
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ToolUseBlock, Tag("<tool_use>")]
+    | Annotated[ToolResultBlock, Tag("<tool_result>")]
+    | Annotated[ThinkingBlock, Tag("<thinking>")],
+    Discriminator(
+        _block_kind,
+        custom_error_type="block",
+        custom_error_message="Input should be a block of type text, tool_use, tool_result or "
+        "thinking",
+    ),
+]
+
+
 class Turn(Body):
     """What one side said."""
 
     role: Literal["user", "assistant"]
-    content: Content
+    content: Annotated[
+        Annotated[Text, Tag("<text>")] | Annotated[list[Block], Tag("<blocks>")],
+        _content("text blocks"),
+    ]
 
     def messages(self) -> list[Message]:
-        return [Message(role=self.role, content=_joined(self.content))]
+        """In the words of the other chat API, where the result of a call is a message."""
+        if isinstance(self.content, str):
+            return [Message(role=self.role, content=self.content)]
+        results = [b.message() for b in self.content if isinstance(b, ToolResultBlock)]
+        text = _joined([block for block in self.content if isinstance(block, TextBlock)])
+        calls = [block.call() for block in self.content if isinstance(block, ToolUseBlock)]
+        thoughts = "".join(b.thinking for b in self.content if isinstance(b, ThinkingBlock))
+        if results and not text:
+            return results
+        said: dict[str, Any] = {"role": self.role, "content": text}
+        if calls:
+            said["tool_calls"] = calls
+        if thoughts:
+            said["reasoning_content"] = thoughts
+        return [*results, Message.model_validate(said)]
+
+    @model_validator(mode="after")
+    def _blocks_belong_to_the_role(self) -> Self:
+        owners = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
+        for number, block in enumerate(self.content if isinstance(self.content, list) else []):
+            if owners.get(block.type, self.role) != self.role:
+                raise field_error(
+                    "kind",
+                    f"content.{number}",
+                    f"is a {block.type} block, which only the {owners[block.type]} has",
+                )
+        return self
+
+
+class AnthropicTool(Body):
+    IGNORED = frozenset({"cache_control"})
+    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {"strict": (False,)}
+
+    type: Literal["custom"] | None = None
+    name: ToolName
+    description: Text | None = None
+    input_schema: dict[str, Any]
+
+    def offered(self) -> dict[str, Any]:
+        """As chat templates know tools."""
+        function = {"name": self.name, "parameters": self.input_schema}
+        if self.description is not None:
+            function["description"] = self.description
+        return {"type": "function", "function": function}
+
+
+class ToolChoice(Body):
+    """any and tool are promises that only grammars could keep."""
+
+    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {"disable_parallel_tool_use": (False,)}
+
+    type: Literal["auto", "none"]
 
 
 class CountBody(Body):
@@ -51,8 +164,6 @@ class CountBody(Body):
 
     IGNORED = _NO_EFFECT
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "tools": ([],),
-        "tool_choice": ({"type": "auto"}, {"type": "none"}),
         "thinking": ({"type": "disabled"},),
         "container": (),
         "context_management": (),
@@ -64,6 +175,15 @@ class CountBody(Body):
     model: str
     messages: Annotated[list[Turn], Field(min_length=1)]
     system: Content | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: ToolChoice | None = None
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools as a chat template is given them; none if they are not to be called."""
+        if self.tool_choice is not None and self.tool_choice.type == "none":
+            return []
+        return [tool.offered() for tool in self.tools or []]
 
     def chat(self) -> list[Message]:
         """The prompt as a chat: what the system says first, then the turns."""

@@ -211,3 +211,91 @@ def test_what_is_too_large_and_what_is_no_json_has_the_shape_as_well(connect: Co
     headers = {"content-type": "application/json"}
     assert _error(client.post("/v1/messages", content=b"{", headers=headers), 400)
     assert _error(client.get("/v1/messages"), 405)
+
+
+WEATHER: Any = {
+    "name": "weather",
+    "description": "Tells the weather.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CALLS = """<think>Hm.</think>Let me see.
+<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>"""
+
+
+def test_thoughts_and_calls_are_blocks_of_their_own_streamed_or_not() -> None:
+    engine = FakeEngine(CALLS, max_len=1000)
+    app = app_with(engine, tool_parser="hermes", reasoning_parser="think")
+    body = {**BODY, "max_tokens": 200, "tools": [WEATHER]}
+    with served(app) as address, _client(address) as client:
+        whole = client.messages.create(**body)
+        with client.messages.stream(**body) as stream:
+            streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        assert message.stop_reason == "tool_use"
+        thinking, text, call = message.content
+        assert thinking.type == "thinking"
+        assert thinking.thinking == "Hm."
+        assert text.type == "text"
+        assert text.text == "Let me see."
+        assert call.type == "tool_use"
+        assert (call.name, call.input) == ("weather", {"city": "Bern"})
+    assert b'"name": "weather", "parameters"' in bytes(engine.requests[0].prompt_ids)
+
+
+def test_earlier_calls_and_their_results_are_part_of_the_chat(connect: Connect) -> None:
+    engine = FakeEngine(max_len=1000)
+    turns = [
+        USER,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": ""},
+                {"type": "text", "text": "Let me see."},
+                {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Bern"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": "sunny"},
+                {"type": "tool_result", "tool_use_id": "b"},
+                {"type": "text", "text": "Well?"},
+            ],
+        },
+    ]
+    body = {**BODY, "messages": turns, "tools": [WEATHER], "tool_choice": {"type": "none"}}
+    assert connect(engine).post("/v1/messages", json=body).status_code == 200
+    prompt = bytes(engine.requests[0].prompt_ids).decode()
+    assert prompt == (
+        "user: hi\nassistant: Let me see.\ntool: sunny\ntool: \nuser: Well?\nassistant: "
+    )
+
+
+def test_a_template_that_opens_the_thoughts_is_understood(connect: Connect) -> None:
+    client = connect(FakeEngine("Well.</think>Yes."), reasoning_parser="think")
+    turns = [USER, {"role": "assistant", "content": "<think>"}]
+    opened = client.post("/v1/messages", json={**BODY, "messages": turns}).json()["content"]
+    assert opened == [
+        {"type": "thinking", "thinking": "Well.", "signature": ""},
+        {"type": "text", "text": "Yes."},
+    ]
+    closed = client.post("/v1/messages", json=BODY).json()["content"]
+    assert closed == [{"type": "text", "text": "Well.</think>Yes."}]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"tools": [WEATHER]}, "'tools' is not served here"),
+        ({"tool_choice": {"type": "any"}}, "'tool_choice.type' must be 'auto' or 'none'"),
+        ({"tools": [{**WEATHER, "name": "a b"}]}, "tools.0.name"),
+        (
+            {"messages": [{**USER, "content": [{"type": "thinking", "thinking": "a"}]}]},
+            "'messages.0.content.0' is a thinking block, which only the assistant has",
+        ),
+    ],
+)
+def test_tools_that_cannot_be_had_are_refused(
+    connect: Connect, change: dict[str, Any], word: str
+) -> None:
+    assert word in _error(connect().post("/v1/messages", json={**BODY, **change}), 400)["message"]
