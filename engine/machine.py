@@ -53,6 +53,35 @@ def affinity_cores() -> int:
     return os.cpu_count() or 1
 
 
+def load_average() -> float | None:
+    """Processes that computed or waited to, over the last minute, on the whole machine; None where
+    the system does not tell."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def oversubscription(
+    *, num_threads: int, cores: int, machine_cores: int, load: float | None
+) -> list[str]:
+    """Why num_threads threads would wait for one another, and what to do; empty if they need not.
+
+    `cores` are those that this process may use; `load` is the average of a machine of
+    machine_cores, which may be more.
+    """
+    reasons = []
+    if num_threads > cores:
+        reasons.append(
+            f"{num_threads} threads for {cores} usable cores: after every product all wait for the "
+            f"slowest; set device.num_threads or OMP_NUM_THREADS to {cores} at most"
+        )
+    if load is not None and load > machine_cores:
+        reasons.append(
+            f"the load average is {load:.1f} on a machine of {machine_cores} cores: others compute "
+            "here too, which makes every step several times slower; stop them, or set "
+            "device.num_threads to the cores that are left"
+        )
+    return reasons
+
+
 def cxx_compiler() -> str | None:
     """Path of a C++ compiler, for the native kernels; None without one."""
     return next(filter(None, map(shutil.which, _COMPILERS)), None)

@@ -1,5 +1,6 @@
 """What `auto` means on this machine, for this pair."""
 
+import logging
 import os
 from collections.abc import Mapping
 
@@ -7,7 +8,9 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import LoadError
-from engine.machine import available_cores
+from engine.machine import available_cores, load_average, oversubscription
+
+logger = logging.getLogger(__name__)
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
@@ -26,11 +29,22 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 
 
 def configure_threads(config: EngineConfig, device: torch.device) -> int | None:
-    """Torch's threads: what the config says, else OMP_NUM_THREADS, else the cores in reach."""
+    """Torch's threads: what the config says, else OMP_NUM_THREADS, else the cores in reach.
+
+    Warns when more computes here than the cores can do at once.
+    """
     if device.type != "cpu":
         return None
-    num_threads = config.num_threads or _asked_for(os.environ) or available_cores()
+    cores = available_cores()
+    num_threads = config.num_threads or _asked_for(os.environ) or cores
     torch.set_num_threads(num_threads)
+    for reason in oversubscription(
+        num_threads=num_threads,
+        cores=cores,
+        machine_cores=os.cpu_count() or cores,
+        load=load_average(),
+    ):
+        logger.warning("%s", reason)
     return num_threads
 
 

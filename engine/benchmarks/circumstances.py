@@ -1,6 +1,5 @@
 """Where and with what a number was measured; without it the number says nothing. No torch here."""
 
-import os
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from engine.machine import available_cores, cpu_name, installed_version
+from engine.machine import available_cores, cpu_name, installed_version, load_average
 
 _PACKAGES = ("dspark-server", "torch", "transformers", "numpy")
 _GIT_TIMEOUT_S = 5
@@ -24,8 +23,7 @@ class Start:
 
     @classmethod
     def now(cls) -> "Start":
-        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-        return cls(datetime.now(UTC), load)
+        return cls(datetime.now(UTC), load_average())
 
     @property
     def is_busy(self) -> bool:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import EngineConfig, machine
-from engine.machine import CgroupLimits, available_cores, cgroup_limits
+from engine import EngineConfig, machine, resolve
+from engine.machine import CgroupLimits, available_cores, cgroup_limits, oversubscription
 from engine.resolve import configure_threads
 
 
@@ -74,3 +74,30 @@ def test_threads_are_those_of_the_config_else_those_of_the_environment(
         assert found == torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
+
+
+def test_threads_and_processes_beyond_the_cores_are_told_with_what_to_do() -> None:
+    def told(num_threads: int, load: float | None) -> list[str]:
+        return oversubscription(num_threads=num_threads, cores=2, machine_cores=4, load=load)
+
+    assert told(2, 3.9) == told(1, None) == []
+    (threads,) = told(8, 0.0)
+    assert threads.startswith("8 threads for 2 usable cores: ")
+    assert threads.endswith("set device.num_threads or OMP_NUM_THREADS to 2 at most")
+    (busy,) = told(2, 4.5)  # of the whole machine, of which this process may use a half
+    assert busy.startswith("the load average is 4.5 on a machine of 4 cores: ")
+    assert len(told(3, 9.0)) == 2
+
+
+def test_an_oversubscribed_start_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resolve, "available_cores", lambda: 1)
+    monkeypatch.setattr(resolve, "load_average", lambda: 0.0)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with caplog.at_level("WARNING", logger="engine.resolve"):
+        configure_threads(EngineConfig(target="t"), torch.device("cpu"))
+        assert caplog.messages == []
+        configure_threads(EngineConfig(target="t", num_threads=3), torch.device("cpu"))
+    (message,) = caplog.messages
+    assert message.startswith("3 threads for 1 usable cores")
