@@ -74,6 +74,8 @@ def describe(
             "mode": config.stacked_context_kv,
             "path": proposer.context_kv_path,
             "reason": proposer.context_kv_reason,
+            "fused": path.acceleration.context_kernel is not None,
+            "fused_reason": path.acceleration.context_reason,
         },
         "memory": dict(memory.describe()),
         "max_len": max_len,

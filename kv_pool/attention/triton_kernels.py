@@ -114,15 +114,16 @@ def launch(
 def num_splits(num_programs: int, max_kv_len: int, window: int | None) -> int:
     """Parts to cut the keys into, so that a device has enough to do and a part is worth it."""
     longest = max_kv_len if window is None else min(max_kv_len, window)
-    wanted = min(_ENOUGH_PROGRAMS // num_programs, longest // _MIN_SPLIT)
-    return max(1, min(_MAX_SPLITS, wanted))
+    wanted = max(1, min(_ENOUGH_PROGRAMS // num_programs, longest // _MIN_SPLIT, _MAX_SPLITS))
+    return 1 << (wanted.bit_length() - 1)  # a power of two: each number is a kernel of its own
 
 
 def _floats(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# What differs from step to step must not make a kernel of its own.
+@triton.jit(do_not_specialize=["num_queries", "num_tiles", "max_pages", "window"])  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
     query,
     keys,
@@ -250,7 +251,7 @@ def _attend(  # type: ignore[no-untyped-def]
         tl.store(sums + to, weight, mask=is_query)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_queries"])  # type: ignore[untyped-decorator]
 def _combine(  # type: ignore[no-untyped-def]
     parts,
     sums,

@@ -18,6 +18,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from engine.acceleration import Acceleration
 from engine.build import Built, wire_engine
 from engine.config import EngineConfig
 from engine.draft_loading import LoadedDraft, load_draft
@@ -159,6 +160,7 @@ def tiny_engine(
     target: LoadedTarget | None = None,
     draft_folder: Path | None = None,
     recorder: StepRecorder | None = None,
+    acceleration: Acceleration | None = None,
     **settings: Any,
 ) -> Built:
     """An engine over tiny models; settings are fields of EngineConfig."""
@@ -171,4 +173,5 @@ def tiny_engine(
         draft=draft,
         device=CPU,
         recorder=recorder,
+        acceleration=acceleration,
     )

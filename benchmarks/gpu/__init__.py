@@ -1,0 +1,1 @@
+"""Parts of gpu_check: models made on the device, checks against references, measurements."""

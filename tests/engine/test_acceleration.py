@@ -1,0 +1,118 @@
+"""What runs on a device: the best that is installed and wanted, and a reason for the rest."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from engine import LoadError, acceleration
+from engine.acceleration import Acceleration, choose_acceleration
+from engine.config import EngineConfig
+from engine.graphs.tape import TapeRecorder
+from kv_pool import KVPool, ReferenceAttention
+from kv_pool.attention.triton_attention import TritonAttention
+from tests.engine.tiny_models import CPU, tiny_engine
+
+CUDA = torch.device("cuda")
+
+
+@contextmanager
+def installed(*packages: str) -> Iterator[None]:
+    with (
+        patch.object(acceleration, "find_spec", lambda name: name if name in packages else None),
+        patch.object(acceleration, "CudaRecorder", lambda device: TapeRecorder()),
+    ):
+        yield
+
+
+def chosen(device: torch.device = CUDA, **settings: object) -> Acceleration:
+    return choose_acceleration(EngineConfig(target="t", **settings), device)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("packages", "attention", "reason"),
+    [
+        (["flashinfer", "triton"], "flashinfer", None),
+        (["triton"], "triton", None),
+        ([], "reference", "triton is not installed"),
+    ],
+)
+def test_cuda_gets_the_fastest_attention_that_is_there(
+    packages: list[str], attention: str, reason: str | None
+) -> None:
+    with installed(*packages):
+        found = chosen()
+    assert (found.attention, found.attention_reason) == (attention, reason)
+    assert (found.context_kernel is not None) == ("triton" in packages)
+    assert (found.recorder is not None) == (attention != "reference")
+
+
+def test_a_cpu_gets_none_of_it_and_says_why() -> None:
+    found = chosen(CPU)
+    assert found.attention == "reference"
+    assert found.attention_reason == "triton's kernels are for CUDA"
+    assert found.context_reason == "triton's kernels are for CUDA"
+    assert found.graphs_reason == "graphs are for CUDA"
+    assert isinstance(found.make_attention(4), ReferenceAttention)
+
+
+def test_what_is_named_is_had_or_refused() -> None:
+    with installed("flashinfer", "triton"):
+        assert chosen(attention_backend="triton").attention == "triton"
+        assert chosen(attention_backend="reference").graphs_reason == (
+            "reference attention has no fixed shapes"
+        )
+    with installed("triton"), pytest.raises(LoadError, match="flashinfer is not installed"):
+        chosen(attention_backend="flashinfer")
+    with pytest.raises(LoadError, match="'triton', but triton's kernels are for CUDA"):
+        chosen(CPU, attention_backend="triton")
+
+
+def test_graphs_may_be_switched_off() -> None:
+    with installed("triton"):
+        found = chosen(graphs="off")
+    assert (found.recorder, found.graphs_reason) == (None, "device.graphs is 'off'")
+
+
+def test_each_model_gets_an_attention_of_its_own() -> None:
+    with installed("triton"):
+        make = chosen(CUDA).make_attention
+        with patch("kv_pool.attention.triton_attention.TritonAttention", wraps=TritonAttention):
+            assert make(4) is not make(4)
+
+
+class _Broken(ReferenceAttention):
+    name = "broken"
+
+    def plan(self, **batch: object) -> object:  # type: ignore[override]
+        raise RuntimeError("the compiler gave up")
+
+
+def broken(*, demanded: bool) -> Acceleration:
+    return Acceleration(
+        make_attention=lambda page_size: _Broken(page_size=page_size, device=CPU),
+        attention="broken",
+        attention_reason=None,
+        attention_demanded=demanded,
+        context_kernel=None,
+        context_reason=None,
+        recorder=TapeRecorder(),
+        graphs_reason=None,
+    )
+
+
+def test_attention_that_fails_the_self_check_is_left_out_unless_it_was_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    built = tiny_engine(acceleration=broken(demanded=False), native_kernels="off")
+    details = built.engine.info.details
+    assert details["attention"] == "reference"
+    assert details["attention_reason"] == "broken attention does not do this target here"
+    assert details["graphs"] == {"tiers": [], "reason": "reference attention has no fixed shapes"}
+    assert "the compiler gave up" in caplog.text
+    assert isinstance(built.pool, KVPool)
+    assert built.pool.num_pages == built.memory.num_pages
+    with pytest.raises(RuntimeError, match="the compiler gave up"):
+        tiny_engine(acceleration=broken(demanded=True), native_kernels="off")
