@@ -43,12 +43,17 @@ class Comparison:
 
 
 def generate_reference(
-    target: LoadedTarget, prompt: Sequence[int], *, max_new_tokens: int
+    target: LoadedTarget,
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int,
+    streamer: object | None = None,
 ) -> tuple[int, ...]:
     """What `generate(do_sample=False)` says, with nothing but the stop ids taken from its config.
 
     A generation config may carry a repetition penalty that acts even without sampling; the
-    comparison is with plain greedy decoding, so it is switched off.
+    comparison is with plain greedy decoding, so it is switched off. A streamer is told of the
+    prompt and of every token, as transformers does it.
     """
     ids = torch.tensor([list(prompt)], device=next(target.model.parameters()).device)
     with by_transformers_alone(target.model, "sdpa"), torch.inference_mode():
@@ -63,6 +68,7 @@ def generate_reference(
             top_k=None,
             eos_token_id=sorted(target.eos_ids) or [-1],
             pad_token_id=min(target.eos_ids, default=0),
+            streamer=streamer,
         )
     return tuple(output[0, len(prompt) :].tolist())
 

@@ -4,6 +4,7 @@ import dataclasses
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.benchmarks.trial import Trial, Workload, run_trial
 from engine.engine import Engine
@@ -26,9 +27,25 @@ class Arm:
     engine: Engine
     switch: Callable[[], object] = _nothing
 
+    def run(self, workload: Workload) -> Trial:
+        self.switch()
+        self.engine.flush_cache()
+        return run_trial(self.engine, workload)
+
+
+class TrialRunner(Protocol):
+    """An arm, however it comes to its tokens."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, workload: Workload) -> Trial:
+        """Once, without anything cached from before."""
+        ...
+
 
 def run_in_turns(
-    arms: Sequence[Arm], workload: Workload, *, trials: int, report: Report
+    arms: Sequence[TrialRunner], workload: Workload, *, trials: int, report: Report
 ) -> Mapping[str, list[Trial]]:
     """Every arm `trials` times, by the arm's name: A B, B A, A B, ... after a warm-up of each.
 
@@ -51,11 +68,9 @@ def num_reports(*, num_arms: int, trials: int) -> int:
     return num_arms * (1 + trials)
 
 
-def _run(arm: Arm, workload: Workload) -> Trial:
-    arm.switch()
-    arm.engine.flush_cache()
+def _run(arm: TrialRunner, workload: Workload) -> Trial:
     gc.collect()  # now rather than in the middle of somebody's decode step
-    return run_trial(arm.engine, workload)
+    return arm.run(workload)
 
 
 def _warm_up(workload: Workload) -> Workload:

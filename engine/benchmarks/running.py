@@ -8,10 +8,12 @@ from typing import Literal, Protocol
 import torch
 
 from engine.benchmarks.accept_lengths import measure_accept_lengths
+from engine.benchmarks.against_transformers import compare_transformers
 from engine.benchmarks.arms import Report, num_reports
 from engine.benchmarks.calibrating import CalibrationOutcome, calibrate, check_can_calibrate
 from engine.benchmarks.circumstances import Start, circumstances
 from engine.benchmarks.greedy_identity import verify_greedy_identity
+from engine.benchmarks.profiling import measure_profile
 from engine.benchmarks.reliability import PLOT_NAME, draw_reliability
 from engine.benchmarks.speculation import compare_speculation
 from engine.benchmarks.stacked import compare_stacked
@@ -26,7 +28,7 @@ from engine.machine import cpu_name
 from engine.recording import StepRecorder
 from engine.resolve import configure_threads, resolve_device
 
-Compare = Literal["speculation", "stacked"]
+Compare = Literal["speculation", "stacked", "transformers"]
 
 _REPETITIONS = 100  # of each context write
 _BLOCK_ROOM = 64  # tokens; more than any draft's block takes behind a sequence
@@ -81,6 +83,17 @@ def run_benchmark(
             speculative = _load(sized, workload, device)
             plain = _without_draft(sized, speculative, device)
             return compare_speculation(plain, speculative, workload, trials=trials, report=report)
+        if compare == "transformers":
+            sized = sized_for_two(config, workload, device)
+            built = _load(sized, workload, device)
+            has_draft = built.draft is not None
+            return compare_transformers(
+                _without_draft(sized, built, device) if has_draft else built,
+                built if has_draft else None,
+                workload,
+                trials=trials,
+                report=report,
+            )
         return compare_stacked(
             _load(config, workload, device),
             workload,
@@ -93,10 +106,25 @@ def run_benchmark(
     return _measured(config, measure)
 
 
-def benchmark_reports(compare: Compare | None, *, trials: int) -> int:
+def run_profile(
+    config: EngineConfig, *, workload: Workload, turns: int, report: Report
+) -> Measurement:
+    """Where the time of a round goes. Reports profiling.NUM_REPORTS times.
+
+    Raises what `run_benchmark` raises.
+    """
+
+    def measure(device: torch.device) -> Outcome:
+        built = _load(config, workload, device)
+        return measure_profile(built, workload, turns=turns, device=device, report=report)
+
+    return _measured(config, measure)
+
+
+def benchmark_reports(compare: Compare | None, *, trials: int, has_draft: bool = True) -> int:
     """How often `run_benchmark` reports that something begins."""
-    arms = num_reports(num_arms=1 if compare is None else 2, trials=trials)
-    return arms + (compare == "stacked")
+    num_arms = {None: 1, "transformers": 2 + has_draft}.get(compare, 2)
+    return num_reports(num_arms=num_arms, trials=trials) + (compare == "stacked")
 
 
 def run_verification(config: EngineConfig, *, workload: Workload, report: Report) -> Measurement:

@@ -1,14 +1,20 @@
 """Measure the configured engine, or compare two ways to run it, in this process and without HTTP.
 
 --compare speculation holds speculation against plain decoding of the same target; --compare
-stacked holds the stacked context write against the per-layer one, alone and end to end. Arms take
-turns; numbers are medians over the trials, with minimum and maximum. The last line is JSON. The
-exit code is 1 when arms that must say the same do not. See benchmarks/README.md."""
+stacked holds the stacked context write against the per-layer one, alone and end to end; --compare
+transformers holds this engine, plain and with its draft, against transformers' generate. --profile
+tells where the time of a round goes, and how far each part is from the time of reading its bytes at
+the bandwidth that is measured beside it. Arms take turns; numbers are medians, with minimum and
+maximum. The last line is JSON. The exit code is 1 when arms that must say the same do not. See
+benchmarks/README.md."""
 
 import argparse
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from engine import EngineConfig, SamplingParams
-from engine.benchmarks.prompts import Prompt
+from engine.benchmarks.prompts import EncodedPrompt, Prompt
 from server.commands.measuring import (
     add_prompt_flags,
     at_least_one,
@@ -29,20 +35,68 @@ from server.commands.starting import (
     settle,
 )
 from server.flags import add_settings_flags
-from server.settings import SettingsError
+from server.settings import Settings, SettingsError
+from server.text import TextCodec
 
-USAGE = "dspark bench --config FILE [--compare speculation|stacked] [options]"
+if TYPE_CHECKING:
+    from engine.benchmarks.running import Outcome
+    from server.benchmarks.front import FrontCosts
+
+USAGE = (
+    "dspark bench --config FILE [--compare speculation|stacked|transformers | --profile] [options]"
+)
 
 _ENOUGH_TRIALS = 3
+_TURNS = 15
+_TOKENS_PER_EVENT = 2  # of the stream that HTTP is timed with: about an accept length
+
+PROFILE_NOTES = (
+    "the limit is the time of reading the bytes that must be read at the measured bandwidth; "
+    "activations are left out",
+    "by difference: the whole pass less the pass without that part; timed alone: the same product "
+    "on the same shape outside of its pass, so that parts need not add up",
+    "verification, batch building, scheduling and the rest are the host's clock in real rounds",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WithFront:
+    """An engine's profile, and what the server adds to a round."""
+
+    engine: "Outcome"
+    front: "FrontCosts"
+
+    @property
+    def holds(self) -> bool:
+        return self.engine.holds
+
+    def lines(self) -> list[str]:
+        return [*self.engine.lines(), "", *self.front.lines()]
+
+    def values(self) -> Mapping[str, object]:
+        return {**self.engine.values(), **self.front.values()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command="bench")
     parser.add_argument(
         "--compare",
-        choices=("speculation", "stacked"),
+        choices=("speculation", "stacked", "transformers"),
         metavar="WHAT",
-        help="speculation: against plain decoding; stacked: against the per-layer context write",
+        help="speculation: against plain decoding; stacked: against the per-layer context write; "
+        "transformers: against transformers' own generate, one stream",
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="where the time of a round goes, at several contexts, rows and prefill chunks",
+    )
+    parser.add_argument(
+        "--turns",
+        type=at_least_one,
+        default=_TURNS,
+        metavar="N",
+        help=f"times that --profile times each part; default {_TURNS}",
     )
     parser.add_argument(
         "--trials",
@@ -70,13 +124,17 @@ def run(args: argparse.Namespace) -> int:
         return 0
     check_concurrency(args, settings)
     check_output(args.output)
+    _check_kind(args)
     _check_temperature(args)
     prompts = chosen_prompts(args)
     configure_log("warning")
     config = resolved_engine_config(settings)
     _check_draft(args, config)
-    encoded = encode(load_text(settings, config), prompts)
+    text = load_text(settings, config)
+    encoded = encode(text, prompts)
     quiet_libraries()
+    if args.profile:
+        return profile(args, settings, config, text=text, prompts=prompts, encoded=encoded)
 
     from engine.benchmarks.running import benchmark_reports, run_benchmark  # heavy: loads torch
     from engine.benchmarks.trial import Workload
@@ -84,7 +142,10 @@ def run(args: argparse.Namespace) -> int:
     params = SamplingParams(
         max_new_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed
     )
-    with progress_bar(benchmark_reports(args.compare, trials=args.trials)) as report:
+    reports = benchmark_reports(
+        args.compare, trials=args.trials, has_draft=config.draft is not None
+    )
+    with progress_bar(reports) as report:
         measurement = run_benchmark(
             config,
             compare=args.compare,
@@ -101,12 +162,51 @@ def run(args: argparse.Namespace) -> int:
     )
 
 
+def profile(
+    args: argparse.Namespace,
+    settings: Settings,
+    config: EngineConfig,
+    *,
+    text: TextCodec,
+    prompts: tuple[Prompt, ...],
+    encoded: tuple[EncodedPrompt, ...],
+) -> int:
+    """Measure the engine's parts, then what the server adds; the exit code."""
+    from engine.benchmarks.profiling import NUM_REPORTS  # heavy: loads torch
+    from engine.benchmarks.running import run_profile
+    from engine.benchmarks.trial import Workload
+    from server.benchmarks.front import measure_front
+
+    params = SamplingParams(
+        max_new_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed
+    )
+    with progress_bar(1 + NUM_REPORTS) as report:
+        measurement = run_profile(
+            config,
+            workload=Workload(encoded, params, args.concurrency),
+            turns=args.turns,
+            report=report,
+        )
+        report("detokenising and HTTP")
+        sample = prompts[0].messages[-1]["content"]
+        front = measure_front(text, sample, tokens_per_event=_TOKENS_PER_EVENT)
+    return publish(
+        dataclasses.replace(measurement, outcome=WithFront(measurement.outcome, front)),
+        title=f"profile: {describe_prompts(prompts)}, {args.concurrency} at a time for the rounds, "
+        f"{args.turns} turns of each part; median [minimum - maximum]",
+        notes=PROFILE_NOTES,
+        args=args,
+        settings=settings,
+    )
+
+
 def title(args: argparse.Namespace, prompts: tuple[Prompt, ...]) -> str:
     """The line over the table: what was done, in words."""
     what = {
         None: "throughput",
         "speculation": "speculation against plain decoding",
         "stacked": "stacked against per-layer context write",
+        "transformers": "this engine against transformers' generate",
     }
     trials = "1 trial" if args.trials == 1 else f"{args.trials} trials"
     return (
@@ -124,6 +224,16 @@ def notes(args: argparse.Namespace) -> list[str]:
     return lines
 
 
+def _check_kind(args: argparse.Namespace) -> None:
+    if args.compare == "transformers" and args.concurrency != 1:
+        raise SettingsError(
+            f"--concurrency: found {args.concurrency}; accepted with --compare transformers: 1, "
+            "because generate answers one prompt at a time"
+        )
+    if args.profile and args.compare is not None:
+        raise SettingsError("--profile: found together with --compare; accepted: one of them")
+
+
 def _check_temperature(args: argparse.Namespace) -> None:
     if args.temperature < 0:
         raise SettingsError(f"--temperature: found {args.temperature:g}; accepted: 0 or more")
@@ -135,7 +245,7 @@ def _check_temperature(args: argparse.Namespace) -> None:
 
 
 def _check_draft(args: argparse.Namespace, config: EngineConfig) -> None:
-    if args.compare is not None and config.draft is None:
+    if args.compare in ("speculation", "stacked") and config.draft is None:
         raise SettingsError(
             f"--compare {args.compare}: speculative.algorithm is none; accepted: a config with a "
             "draft (speculative.draft_model)"

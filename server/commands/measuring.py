@@ -29,6 +29,8 @@ _DEFAULT_PROMPTS = 12
 _DEFAULT_MAX_TOKENS = 96
 _ARGUMENTS = (
     "compare",
+    "profile",
+    "turns",
     "backend",
     "request_rate",
     "vary_prompts",
@@ -98,6 +100,7 @@ def add_amount_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--output",
+        "--json",
         type=Path,
         metavar="FILE",
         help="also write the JSON here; a folder gets a file with the date in its name",

@@ -68,6 +68,8 @@ def test_comparing_speculation_prints_a_table_and_one_line_of_json(
     assert found["accept_length_mean"] >= 1
     assert found["arguments"] == {
         "compare": "speculation",
+        "profile": False,
+        "turns": 15,
         "prompts": str(asked),
         "num_prompts": 2,
         "max_tokens": 6,
@@ -102,6 +104,32 @@ def test_comparing_the_context_writes_prints_both_paths(
     assert set(found["context_write_us"]) == {"1", "8", "64", "512"}
     assert found["context_kv_path"] == "stacked"
     assert found["accept_lengths_agree"] is True
+
+
+def test_comparing_with_transformers_prints_three_arms(
+    pair: TinyPair, asked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(pair, asked, "--compare", "transformers") == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out.splitlines()[-1])
+    assert list(found["arms"]) == ["transformers", "plain", "speculation"]
+    assert found["token_ids_identical"] is True
+    assert "trial 2 of 2: transformers" in captured.err
+
+
+def test_a_profile_prints_the_parts_of_a_round_and_what_the_server_adds(
+    pair: TinyPair, asked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(pair, asked, "--profile", "--turns", "1") == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    assert table[0].startswith("profile: 2 prompts (chat 1, code 1), 1 at a time for the rounds")
+    assert any(line.startswith("target forward, 5 rows") for line in table)
+    assert any(line.startswith("HTTP: ") for line in table)
+    assert any(line.startswith("note: by difference: ") for line in table)
+    found = json.loads(last)
+    assert found["arguments"]["profile"] is True
+    assert found["http_us_per_event"]["median"] > 0
+    assert found["parts"]["target forward, 5 rows"]["times_the_limit"] > 0
 
 
 def test_without_compare_the_engine_is_measured_as_configured(
@@ -152,6 +180,14 @@ def test_a_prompt_that_does_not_fit_is_refused_before_the_first_trial(
         (
             [*DRAFTED, "--compare", "stacked", "--temperature", "0.5"],
             "--temperature: found 0.5; accepted with --compare: 0",
+        ),
+        (
+            [*DRAFTED, "--compare", "stacked", "--profile"],
+            "--profile: found together with --compare; accepted: one of them",
+        ),
+        (
+            [*PLAIN, "--compare", "transformers", "--concurrency", "2"],
+            "--concurrency: found 2; accepted with --compare transformers: 1",
         ),
         ([*DRAFTED, "--temperature", "-1"], "--temperature: found -1; accepted: 0 or more"),
         (

@@ -28,3 +28,5 @@ def test_reports_are_counted_beforehand() -> None:
     assert benchmark_reports(None, trials=3) == 4
     assert benchmark_reports("speculation", trials=3) == 8
     assert benchmark_reports("stacked", trials=3) == 9  # the context writes alone come first
+    assert benchmark_reports("transformers", trials=3) == 12
+    assert benchmark_reports("transformers", trials=3, has_draft=False) == 8

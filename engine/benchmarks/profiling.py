@@ -1,0 +1,193 @@
+"""Measures a profile: parts of a round at chosen shapes, whole rounds, and prompts."""
+
+from collections.abc import Mapping
+
+import torch
+
+from engine.benchmarks.arms import Report
+from engine.benchmarks.bandwidth import read_sweep
+from engine.benchmarks.profile import ALONE, DIFFERENCE, WHOLE, Part, Profile
+from engine.benchmarks.rig import Rig
+from engine.benchmarks.statistics import Spread
+from engine.benchmarks.steady import SteadySteps, record_steps
+from engine.benchmarks.timing import Case, Samples, difference_ms, in_turns, ms
+from engine.benchmarks.traffic import DraftTraffic, TargetTraffic
+from engine.benchmarks.trial import Workload
+from engine.build import Built
+
+CONTEXTS = (128, 1024, 4096, 8192)  # tokens before the window
+ROW_COUNTS = (1, 2, 4, 6, 8, 16, 32)
+CHUNKS = (64, 128, 256, 512)
+NUM_REPORTS = 5
+
+_CONTEXT = 256  # of the parts and of the row counts
+_PROMPT = 512  # tokens of the prefill
+_SWEEP = "read sweep"
+
+
+def measure_profile(
+    built: Built, workload: Workload, *, turns: int, device: torch.device, report: Report
+) -> Profile:
+    """Time the parts, then whole rounds. Reports NUM_REPORTS times.
+
+    Raises RequestRejected when a request cannot be served.
+    """
+    built.engine.flush_cache()
+    report("rounds of the engine")
+    rounds = record_steps(built, workload)
+    built.engine.flush_cache()  # from here on the pool's pages are the rig's
+    return _Profiler(built, turns, device).profile(rounds, report)
+
+
+class _Profiler:
+    """The rig, its shapes, and what they must read."""
+
+    def __init__(self, built: Built, turns: int, device: torch.device) -> None:
+        self._built = built
+        self._rig = Rig(built, device)
+        self._turns = turns
+        self._device = device
+        self._target = TargetTraffic.of(built)
+        self._draft = DraftTraffic.of(built)
+        self._window = 1 + built.proposer.block_size
+        self._context = min(_CONTEXT, self._room)
+        self._bandwidths: list[float] = []
+        weights = built.memory.target_bytes
+        self._sweep, self._sweep_bytes = read_sweep(weights, device)
+
+    def profile(self, rounds: SteadySteps, report: Report) -> Profile:
+        report("parts of a round")
+        parts = self._parts()
+        report("target passes by context")
+        by_context = self._by_context()
+        report("target passes by rows")
+        by_rows = self._by_rows()
+        report("prefill by chunk size")
+        prompt_len = min(_PROMPT, self._rig.max_tokens)
+        return Profile(
+            prefill=self._prefill(prompt_len),
+            bandwidth=Spread.of(self._bandwidths),
+            num_threads=torch.get_num_threads(),
+            context=self._context,
+            window=self._window,
+            parts=tuple(parts),
+            rounds=rounds,
+            by_context=by_context,
+            by_rows=by_rows,
+            prompt_len=prompt_len,
+        )
+
+    @property
+    def _room(self) -> int:
+        """The longest context that the widest window fits behind."""
+        return self._rig.max_tokens - max(*ROW_COUNTS, self._window)
+
+    def _parts(self) -> list[Part]:
+        rig, context, window = self._rig, self._context, self._window
+        cases = {
+            "pass": rig.target_pass(context=context, rows=window),
+            "no head": rig.target_pass(context=context, rows=window, has_logits=False),
+            "no context": rig.target_pass(context=0, rows=window),
+        }
+        if self._draft is not None:
+            cases |= {
+                "draft": rig.draft_round(context=context),
+                "draft, no context": rig.draft_round(context=0),
+                "draft head": rig.draft_head(),
+                "write 1": rig.context_write(rows=1),
+                "write all": rig.context_write(rows=window),
+            }
+        timed = self._timed(cases)
+        return [*self._target_parts(timed), *self._draft_parts(timed)]
+
+    def _target_parts(self, timed: Samples) -> list[Part]:
+        traffic, kv = self._target, self._context * self._target.kv_per_token
+        whole, headless, short = timed["pass"], timed["no head"], timed["no context"]
+        rest = [w - (w - h) - (w - s) for w, h, s in zip(whole, headless, short, strict=True)]
+        return [
+            Part(
+                f"target forward, {self._window} rows",
+                ms(whole),
+                traffic.layers + traffic.head + kv,
+                WHOLE,
+            ),
+            Part("  LM head", difference_ms(whole, headless), traffic.head, DIFFERENCE),
+            Part("  attention to the context", difference_ms(whole, short), kv, DIFFERENCE),
+            Part("  layers besides", ms(rest), traffic.layers, DIFFERENCE),
+        ]
+
+    def _draft_parts(self, timed: Samples) -> list[Part]:
+        traffic = self._draft
+        if traffic is None:
+            return []
+        kv = self._context * traffic.kv_per_token
+        draft, short = timed["draft"], timed["draft, no context"]
+        return [
+            Part(
+                "draft round: block, head and chain",
+                ms(draft),
+                traffic.layers + traffic.head + traffic.chain + kv,
+                WHOLE,
+            ),
+            Part("  draft attention to the context", difference_ms(draft, short), kv, DIFFERENCE),
+            Part("  draft LM head", ms(timed["draft head"]), traffic.head, ALONE),
+            Part(
+                "  draft block and chain besides",
+                difference_ms(short, timed["draft head"]),
+                traffic.layers + traffic.chain,
+                DIFFERENCE,
+            ),
+            Part(
+                f"context write of 1 token ({self._built.proposer.context_kv_path})",
+                ms(timed["write 1"]),
+                traffic.context_write,
+                WHOLE,
+            ),
+            Part(
+                f"context write of {self._window} tokens",
+                ms(timed["write all"]),
+                traffic.context_write,
+                WHOLE,
+            ),
+        ]
+
+    def _by_context(self) -> dict[int, tuple[Part, ...]]:
+        contexts = [c for c in CONTEXTS if c <= self._room] or [self._context]
+        widths = sorted({1, self._window})
+        timed = self._timed(
+            {
+                f"{context}/{rows}": self._rig.target_pass(context=context, rows=rows)
+                for context in contexts
+                for rows in widths
+            }
+        )
+        return {
+            context: tuple(self._pass(context, rows, timed[f"{context}/{rows}"]) for rows in widths)
+            for context in contexts
+        }
+
+    def _by_rows(self) -> dict[int, Part]:
+        context = self._context
+        timed = self._timed(
+            {str(n): self._rig.target_pass(context=context, rows=n) for n in ROW_COUNTS}
+        )
+        return {rows: self._pass(context, rows, timed[str(rows)]) for rows in ROW_COUNTS}
+
+    def _pass(self, context: int, rows: int, seconds: list[float]) -> Part:
+        traffic = self._target
+        read = traffic.layers + traffic.head + context * traffic.kv_per_token
+        return Part("1 row" if rows == 1 else f"{rows} rows", ms(seconds), read, WHOLE)
+
+    def _prefill(self, prompt_len: int) -> dict[int, Spread]:
+        chunks = [chunk for chunk in CHUNKS if chunk <= prompt_len] or [prompt_len]
+        cases = {str(c): self._rig.prefill(num_tokens=prompt_len, chunk=c) for c in chunks}
+        turns = max(2, self._turns // 5)  # one of them takes as long as many passes
+        timed = in_turns(cases, turns=turns, device=self._device, warm_up=1)
+        return {c: Spread.of([prompt_len / s for s in timed[str(c)]]) for c in chunks}
+
+    def _timed(self, cases: Mapping[str, Case]) -> Samples:
+        """The cases in turns with a read sweep, so that the limit is that of the same minutes."""
+        both = {**cases, _SWEEP: self._sweep}
+        timed = in_turns(both, turns=self._turns, device=self._device)
+        self._bandwidths += [self._sweep_bytes / seconds for seconds in timed[_SWEEP]]
+        return timed
