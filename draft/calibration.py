@@ -1,12 +1,11 @@
 """Sequential temperature scaling: confidences that mean what they say.
 
 A draft's confidence head says, as a logit for each position, how likely the token is to stand
-given that those before it do. Position by position, one temperature makes the product of these
-chances agree with how often blocks really stood so far. Within a position the order of confidences
-never changes.
+given that those before it do. Position by position, one temperature, and a shift where the head is
+too modest or too bold throughout, make the product of these chances agree with how often blocks
+really stood so far. Within a position the order of confidences never changes.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +16,27 @@ from torch import Tensor
 GRID = tuple(10 ** (i / 20 - 1) for i in range(41))
 FIT_BINS = 15
 REPORT_BINS = 20
+_WORTH_A_SHIFT = 0.9
+_LARGEST_SHIFT = 10.0
+_BISECTIONS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How the logits of each position are read: c_k = sigmoid(logit_k / T_k + b_k)."""
+
+    temperatures: tuple[float, ...]
+    shifts: tuple[float, ...]
+
+    @classmethod
+    def identity(cls, block_size: int) -> "Scaling":
+        """As the head says."""
+        return cls((1.0,) * block_size, (0.0,) * block_size)
+
+    def chances(self, logits: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
+        """That a token stands, given that those before it do."""
+        temperatures = logits.new_tensor(self.temperatures)
+        return torch.sigmoid(logits / temperatures + logits.new_tensor(self.shifts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +57,9 @@ class ConfidenceRounds:
         """Whether the block stood up to and with each position."""
         return torch.arange(self.block_size) < self.num_accepted[:, None]
 
-    def survival(self, temperatures: Sequence[float]) -> Float[Tensor, "N K"]:
-        """The predicted chance of that: c_1 ... c_k with c_i = sigmoid(logit_i / T_i)."""
-        scaled = self.logits.double() / torch.tensor(temperatures, dtype=torch.float64)
-        return torch.sigmoid(scaled).cumprod(dim=1)
+    def survival(self, scaling: Scaling) -> Float[Tensor, "N K"]:
+        """The predicted chance of that: c_1 ... c_k."""
+        return scaling.chances(self.logits.double()).cumprod(dim=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,28 +78,52 @@ class ReliabilityBin:
     count: int
 
 
-def fit_temperatures(rounds: ConfidenceRounds) -> tuple[float, ...]:
-    """One temperature for each position, left to right, each given those before it.
+def fit_scaling(rounds: ConfidenceRounds) -> Scaling:
+    """A temperature, and where it helps a shift, for each position, each given those before it.
 
-    Of GRID the one with the smallest calibration error of the survival; the first of equals.
+    Of GRID, without a shift, the temperature with the smallest calibration error of the survival;
+    the first of equals. A shift makes the mean survival what was found, at any temperature; it is
+    taken only if it lowers the error by more than a tenth, so as not to follow accidents.
     """
     stood = rounds.stood()
     before = torch.ones(len(rounds), dtype=torch.float64)
-    temperatures: list[float] = []
+    chosen: list[tuple[float, float]] = []
     for k in range(rounds.block_size):
-        logits = rounds.logits[:, k].double()
-        errors = [
-            calibration_error(before * torch.sigmoid(logits / t), stood[:, k], num_bins=FIT_BINS)
-            for t in GRID
-        ]
-        temperatures.append(GRID[errors.index(min(errors))])
-        before = before * torch.sigmoid(logits / temperatures[-1])
-    return tuple(temperatures)
+        logits, outcomes = rounds.logits[:, k].double(), stood[:, k]
+        scaled = logits / torch.tensor(GRID, dtype=torch.float64)[:, None]  # (G, N)
+        plain = _errors(before * torch.sigmoid(scaled), outcomes)
+        shifts = _levelling_shifts(before, scaled, outcomes)
+        shifted = _errors(before * torch.sigmoid(scaled + shifts[:, None]), outcomes)
+        best, best_shifted = plain.index(min(plain)), shifted.index(min(shifted))
+        if shifted[best_shifted] < _WORTH_A_SHIFT * plain[best]:
+            chosen.append((GRID[best_shifted], float(shifts[best_shifted])))
+        else:
+            chosen.append((GRID[best], 0.0))
+        temperature, shift = chosen[-1]
+        before = before * torch.sigmoid(logits / temperature + shift)
+    return Scaling(tuple(t for t, _ in chosen), tuple(b for _, b in chosen))
 
 
-def measure(rounds: ConfidenceRounds, temperatures: Sequence[float]) -> tuple[PositionMetrics, ...]:
+def _errors(survival: Float[Tensor, "G N"], outcomes: Bool[Tensor, "N"]) -> list[float]:
+    return [calibration_error(row, outcomes, num_bins=FIT_BINS) for row in survival]
+
+
+def _levelling_shifts(
+    before: Float[Tensor, "N"], scaled: Float[Tensor, "G N"], outcomes: Bool[Tensor, "N"]
+) -> Float[Tensor, "G"]:
+    """For each row the b with sum(before * sigmoid(row + b)) = sum(outcomes), by bisection."""
+    low = torch.full((len(scaled),), -_LARGEST_SHIFT, dtype=torch.float64)
+    high, wanted = -low, outcomes.double().sum()
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        is_low = (before * torch.sigmoid(scaled + middle[:, None])).sum(dim=1) < wanted
+        low, high = torch.where(is_low, middle, low), torch.where(is_low, high, middle)
+    return (low + high) / 2
+
+
+def measure(rounds: ConfidenceRounds, scaling: Scaling) -> tuple[PositionMetrics, ...]:
     """Of every position, on these rounds."""
-    survival, stood = rounds.survival(temperatures), rounds.stood()
+    survival, stood = rounds.survival(scaling), rounds.stood()
     return tuple(
         PositionMetrics(
             ece=calibration_error(survival[:, k], stood[:, k], num_bins=REPORT_BINS),

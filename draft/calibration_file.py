@@ -1,10 +1,11 @@
-"""The temperatures of a draft's confidences, as a file beside the draft."""
+"""How a draft's confidences are read, as a file beside the draft."""
 
 import json
 from dataclasses import asdict, dataclass
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 
+from draft.calibration import Scaling
 from draft.errors import DraftLoadError
 from draft.reading import read_json
 from draft.training.whole_file import whole_file
@@ -14,18 +15,27 @@ FILE_NAME = "calibration.json"
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was fitted, and on what. Errors are by position, on rounds that were held out."""
+    """What was fitted, and on what. Errors are by position, on rounds that were held out.
+
+    The format is that of sequential temperature scaling elsewhere; `shifts` is an addition that may
+    be left out.
+    """
 
     temperatures: tuple[float, ...]  # one for each position of a block
     dataset: str
     num_samples: int  # rounds that the fit saw
     ece_before: tuple[float, ...]
     ece_after: tuple[float, ...]
+    shifts: tuple[float, ...]  # likewise, added after the division
+
+    @property
+    def scaling(self) -> Scaling:
+        return Scaling(self.temperatures, self.shifts)
 
     @property
     def is_identity(self) -> bool:
         """Whether it changes nothing."""
-        return all(temperature == 1 for temperature in self.temperatures)
+        return self.scaling == Scaling.identity(len(self.temperatures))
 
     def write(self, folder: Path) -> Path:
         """The file, whole or not at all. Raises OSError."""
@@ -44,24 +54,35 @@ def read_calibration(folder: Path, *, block_size: int) -> Calibration | None:
         return None
     values = read_json(folder / FILE_NAME)
     return Calibration(
-        temperatures=_numbers(values, "temperatures", length=block_size, above_zero=True),
+        temperatures=_numbers(values, "temperatures", length=block_size, above=0.0),
         dataset=str(values.get("dataset", "unknown")),
         num_samples=_count(values),
-        ece_before=_numbers(values, "ece_before", length=block_size, above_zero=False),
-        ece_after=_numbers(values, "ece_after", length=block_size, above_zero=False),
+        ece_before=_numbers(values, "ece_before", length=block_size, at_least=0.0),
+        ece_after=_numbers(values, "ece_after", length=block_size, at_least=0.0),
+        shifts=_numbers(values, "shifts", length=block_size)
+        if "shifts" in values
+        else (0.0,) * block_size,
     )
 
 
 def _numbers(
-    values: dict[str, object], name: str, *, length: int, above_zero: bool
+    values: dict[str, object],
+    name: str,
+    *,
+    length: int,
+    above: float = -inf,
+    at_least: float = -inf,
 ) -> tuple[float, ...]:
     found = values.get(name)
     numbers = [float(item) for item in found if _is_number(item)] if isinstance(found, list) else []
     is_whole = isinstance(found, list) and len(found) == len(numbers) == length
-    if not is_whole or not all(isfinite(x) and (x > 0 if above_zero else x >= 0) for x in numbers):
-        wanted = f"{length} numbers {'above 0' if above_zero else 'of 0 or more'}"
+    if not is_whole or not all(isfinite(x) and x > above and x >= at_least for x in numbers):
+        bound = f" above {above:g}" if above > -inf else ""
+        bound = f" of {at_least:g} or more" if at_least > -inf else bound
         raise DraftLoadError(
-            f"{FILE_NAME} {name}", found=found, accepted=f"{wanted}, one for each position"
+            f"{FILE_NAME} {name}",
+            found=found,
+            accepted=f"{length} numbers{bound}, one for each position",
         )
     return tuple(numbers)
 

@@ -3,11 +3,8 @@
 from dataclasses import replace
 from typing import Protocol
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from draft import DraftBlock
+from draft.calibration import Scaling
 from engine.plan import SequenceStep, StepPlan
 
 
@@ -32,26 +29,26 @@ class VerifyAll:
 class ConfidenceThreshold:
     """A draft token is verified while the draft believes that the block stands up to it.
 
-    Token k goes to the target if S_k = c_1 ... c_k >= threshold, c_i = sigmoid(logit_i / T_i) with
-    the temperatures of a calibration. c_k is made of the tokens before token k alone, so the rule
+    Token k goes to the target if S_k = c_1 ... c_k >= threshold, with confidences c_i read as a
+    calibration says. c_k is made of the tokens before token k alone, so the rule
     of `VerifyBudget` holds. The first token is always verified: its round has paid for it already.
     The choice follows from the sequence's own text, so a seeded request stays the same in any
     batch.
     """
 
-    def __init__(self, *, threshold: float, temperatures: Float[Tensor, "K"]) -> None:
-        """threshold: chance, above 0 and at most 1. temperatures on the draft's device."""
+    def __init__(self, *, threshold: float, scaling: Scaling) -> None:
+        """threshold: chance, above 0 and at most 1."""
         assert 0 < threshold <= 1, threshold
         self._threshold = threshold
-        self._temperatures = temperatures
+        self._scaling = scaling
 
     def cut(self, plan: StepPlan, block: DraftBlock | None) -> StepPlan:
         """Waits for the draft: the host must know how many rows the target computes."""
         if block is None:
             return plan
         assert block.confidence_logits is not None, "a threshold without confidences"
-        chances = torch.sigmoid(block.confidence_logits / self._temperatures)
-        survival = chances.nan_to_num(1.0).cumprod(dim=1)  # what is not a number decides nothing
+        survival = self._scaling.chances(block.confidence_logits)
+        survival = survival.nan_to_num(1.0).cumprod(dim=1)  # what is not a number decides nothing
         worth = iter((survival >= self._threshold).sum(dim=1).tolist())
         return StepPlan(
             tuple(_shortened(s, next(worth)) if s.num_drafts > 0 else s for s in plan.shares)

@@ -194,7 +194,7 @@ def wire_engine(
         scheduler=scheduler,
         metrics=metrics,
         device=device,
-        budget=make_budget(config, draft, device=device),
+        budget=make_budget(config, draft),
         recorder=recorder,
     )
     details = describe(

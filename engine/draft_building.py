@@ -15,6 +15,7 @@ from draft import (
     NoDraft,
     Proposer,
 )
+from draft.calibration import Scaling
 from engine.budget import ConfidenceThreshold, VerifyAll, VerifyBudget
 from engine.config import EngineConfig
 from engine.draft_loading import LoadedDraft
@@ -45,9 +46,7 @@ class DraftPath:
         return "native" if self.kernel is not None else "torch"
 
 
-def make_budget(
-    config: EngineConfig, draft: LoadedDraft | None, *, device: torch.device
-) -> VerifyBudget:
+def make_budget(config: EngineConfig, draft: LoadedDraft | None) -> VerifyBudget:
     """Raises LoadError for a threshold without confidences to hold against it."""
     threshold = config.confidence_threshold
     if threshold is None or draft is None:
@@ -58,9 +57,9 @@ def make_budget(
             "accepted: off"
         )
     fitted = draft.calibration
-    temperatures = fitted.temperatures if fitted is not None else (1.0,) * draft.config.block_size
+    as_said = Scaling.identity(draft.config.block_size)
     return ConfidenceThreshold(
-        threshold=threshold, temperatures=torch.tensor(temperatures, device=device)
+        threshold=threshold, scaling=as_said if fitted is None else fitted.scaling
     )
 
 

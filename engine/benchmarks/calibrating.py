@@ -6,7 +6,13 @@ from pathlib import Path
 from statistics import mean
 
 from draft import DraftLoadError
-from draft.calibration import ConfidenceRounds, PositionMetrics, fit_temperatures, measure
+from draft.calibration import (
+    ConfidenceRounds,
+    PositionMetrics,
+    Scaling,
+    fit_scaling,
+    measure,
+)
 from draft.calibration_file import Calibration, read_calibration
 from engine.benchmarks.arms import Report
 from engine.benchmarks.columns import columns
@@ -37,18 +43,20 @@ class CalibrationOutcome:
 
     def lines(self) -> list[str]:
         rows: list[tuple[str, ...]] = [
-            ("position", "temperature", "ECE", "after", "AUC", "after", "Brier", "after")
+            ("position", "temperature", "shift", "ECE", "after", "AUC", "after", "Brier", "after")
         ]
-        positions = zip(self.calibration.temperatures, self.before, self.after, strict=True)
-        for k, (temperature, before, after) in enumerate(positions):
+        scaling = self.calibration.scaling
+        positions = zip(scaling.temperatures, scaling.shifts, self.before, self.after, strict=True)
+        for k, (temperature, shift, before, after) in enumerate(positions):
             cells = (f"{before.ece:.4f}", f"{after.ece:.4f}", _share(before.auc), _share(after.auc))
             brier = (f"{before.brier:.4f}", f"{after.brier:.4f}")
-            rows.append((str(k), f"{temperature:.3f}", *cells, *brier))
+            rows.append((str(k), f"{temperature:.3f}", f"{shift:+.3f}", *cells, *brier))
         return [*columns(rows), "", f"written: {self.file}"]
 
     def values(self) -> Mapping[str, object]:
         return {
             "temperatures": list(self.calibration.temperatures),
+            "shifts": list(self.calibration.shifts),
             "fitted_rounds": self.calibration.num_samples,
             "held_out_rounds": len(self.held_out),
             "ece_before_mean": mean(self.calibration.ece_before),
@@ -122,10 +130,11 @@ def calibrate(
             "ask more prompts or for more tokens (--num-prompts, --max-tokens)"
         )
     report(f"fitting on {len(fitted)} rounds")
-    temperatures = fit_temperatures(fitted)
-    before, after = measure(held_out, (1.0,) * block_size), measure(held_out, temperatures)
+    scaling = fit_scaling(fitted)
+    before, after = measure(held_out, Scaling.identity(block_size)), measure(held_out, scaling)
     calibration = Calibration(
-        temperatures=temperatures,
+        temperatures=scaling.temperatures,
+        shifts=scaling.shifts,
         dataset=dataset,
         num_samples=len(fitted),
         ece_before=tuple(metrics.ece for metrics in before),

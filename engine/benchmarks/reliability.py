@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from draft.calibration import reliability
+from draft.calibration import Scaling, reliability
 from draft.training.whole_file import whole_file
 from engine.benchmarks.calibrating import CalibrationOutcome
 
@@ -17,12 +17,13 @@ def draw_reliability(outcome: CalibrationOutcome, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rounds, temperatures = outcome.held_out, outcome.calibration.temperatures
+    rounds, scaling = outcome.held_out, outcome.calibration.scaling
     stood = rounds.stood()
     figure = Figure(figsize=(10, 5), layout="constrained")
-    versions = (("as the head says", (1.0,) * len(temperatures)), ("calibrated", temperatures))
-    for axes, (title, scale) in zip(figure.subplots(1, 2), versions, strict=True):
-        survival = rounds.survival(scale)
+    as_said = Scaling.identity(rounds.block_size)
+    versions = (("as the head says", as_said), ("calibrated", scaling))
+    for axes, (title, version) in zip(figure.subplots(1, 2), versions, strict=True):
+        survival = rounds.survival(version)
         axes.plot([0, 1], [0, 1], color="gray", linewidth=1)
         for k in range(rounds.block_size):
             bins = reliability(survival[:, k], stood[:, k])

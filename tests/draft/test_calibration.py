@@ -9,9 +9,10 @@ from torch import Tensor
 from draft.calibration import (
     GRID,
     ConfidenceRounds,
+    Scaling,
     area_under_curve,
     calibration_error,
-    fit_temperatures,
+    fit_scaling,
     measure,
     reliability,
 )
@@ -30,16 +31,30 @@ def rounds_of(truth: tuple[float, ...], *, count: int = 40_000, seed: int = 0) -
 
 @pytest.mark.parametrize("truth", [(1.0, 1.0, 1.0), (2.0, 0.5, 3.0), (0.25, 4.0, 1.0)])
 def test_known_temperatures_are_found_within_a_step_of_the_grid(truth: tuple[float, ...]) -> None:
-    found = fit_temperatures(rounds_of(truth))
-    for temperature, true in zip(found, truth, strict=True):
+    found = fit_scaling(rounds_of(truth))
+    for temperature, true in zip(found.temperatures, truth, strict=True):
         assert true / STEP / 1.01 <= temperature <= true * STEP * 1.01
+    assert found.shifts == (0.0, 0.0, 0.0)
+
+
+def test_a_head_that_is_too_modest_throughout_is_shifted() -> None:
+    """No temperature moves a logit of 0, which is where such a head says half."""
+    honest = rounds_of((1.0, 1.0), count=20_000)
+    modest = ConfidenceRounds(honest.logits - 1.5, honest.num_accepted)
+    found = fit_scaling(modest)
+    assert found.temperatures == pytest.approx((1.0, 1.0), rel=0.3)
+    assert found.shifts == pytest.approx((1.5, 1.5), abs=0.4)
+    other = rounds_of((1.0, 1.0), seed=1)
+    other = ConfidenceRounds(other.logits - 1.5, other.num_accepted)
+    before, after = measure(other, Scaling.identity(2)), measure(other, found)
+    assert all(a.ece < b.ece / 4 for a, b in zip(after, before, strict=True))
 
 
 def test_the_error_falls_to_less_than_half_on_rounds_that_were_not_fitted() -> None:
     truth = (3.0, 0.4, 2.5)
-    temperatures = fit_temperatures(rounds_of(truth))
+    scaling = fit_scaling(rounds_of(truth))
     other = rounds_of(truth, seed=1)
-    before, after = measure(other, (1.0, 1.0, 1.0)), measure(other, temperatures)
+    before, after = measure(other, Scaling.identity(3)), measure(other, scaling)
     for b, a in zip(before, after, strict=True):
         assert a.ece < b.ece / 2
         assert a.ece < 0.02
@@ -48,23 +63,24 @@ def test_the_error_falls_to_less_than_half_on_rounds_that_were_not_fitted() -> N
 
 def test_the_order_within_a_position_is_kept() -> None:
     rounds = rounds_of((3.0, 0.4))
-    temperatures = fit_temperatures(rounds)
-    scaled = rounds.logits.double() / torch.tensor(temperatures, dtype=torch.float64)
+    scaling = fit_scaling(rounds)
+    scaled = scaling.chances(rounds.logits.double())
     for k in range(2):
         assert torch.equal(scaled[:, k].argsort(), rounds.logits[:, k].double().argsort())
-    first_before, first_after = (measure(rounds, t)[0] for t in ((1.0, 1.0), temperatures))
+    first_before, first_after = (measure(rounds, s)[0] for s in (Scaling.identity(2), scaling))
     assert first_after.auc == pytest.approx(first_before.auc)
 
 
 def test_later_positions_are_fitted_given_the_earlier_ones() -> None:
     """Alone, position 1 would be fitted to a product whose first factor is wrong."""
-    together = fit_temperatures(rounds_of((3.0, 1.0)))
-    assert together[1] == pytest.approx(1.0, rel=0.13)
+    together = fit_scaling(rounds_of((3.0, 1.0)))
+    assert together.temperatures[1] == pytest.approx(1.0, rel=0.13)
 
 
 def test_of_equal_temperatures_the_first_is_kept() -> None:
     rounds = ConfidenceRounds(torch.zeros(10, 2), torch.tensor([1, 0] * 5))
-    assert fit_temperatures(rounds) == (GRID[0], GRID[0])  # half is half at any temperature
+    found = fit_scaling(rounds)
+    assert found.temperatures == (GRID[0], GRID[0])  # half is half at any temperature
 
 
 def test_the_grid_has_41_temperatures_from_a_tenth_to_ten_with_one_in_the_middle() -> None:
@@ -77,7 +93,7 @@ def test_survival_is_the_product_of_chances_and_stood_its_outcome() -> None:
     rounds = ConfidenceRounds(torch.tensor([[0.0, 2.0], [-1.0, 0.0]]), torch.tensor([1, 2]))
     chances = torch.sigmoid(rounds.logits.double() / torch.tensor([1.0, 2.0]))
     expected = torch.stack([chances[:, 0], chances[:, 0] * chances[:, 1]], dim=1)
-    torch.testing.assert_close(rounds.survival((1.0, 2.0)), expected)
+    torch.testing.assert_close(rounds.survival(Scaling((1.0, 2.0), (0.0, 0.0))), expected)
     assert rounds.stood().tolist() == [[True, False], [True, True]]
 
 

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from draft import DraftLoadError
+from draft.calibration import Scaling
 from draft.calibration_file import Calibration, read_calibration
 
-CALIBRATION = Calibration((0.5, 2.0), "chat, 12 prompts", 400, (0.1, 0.2), (0.01, 0.02))
+CALIBRATION = Calibration(
+    (0.5, 2.0), "chat, 12 prompts", 400, (0.1, 0.2), (0.01, 0.02), (0.0, -1.5)
+)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
@@ -21,12 +24,25 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         "num_samples",
         "ece_before",
         "ece_after",
+        "shifts",
     }
     assert [path.name for path in tmp_path.iterdir()] == ["calibration.json"]
 
 
-def test_only_temperatures_of_one_change_nothing() -> None:
-    assert Calibration((1.0, 1.0), "x", 1, (0.0, 0.0), (0.0, 0.0)).is_identity
+def test_a_file_without_shifts_has_none(tmp_path: Path) -> None:
+    file = CALIBRATION.write(tmp_path)
+    values = json.loads(file.read_text())
+    del values["shifts"]
+    file.write_text(json.dumps(values))
+    found = read_calibration(tmp_path, block_size=2)
+    assert found is not None
+    assert found.scaling == Scaling((0.5, 2.0), (0.0, 0.0))
+
+
+def test_only_temperatures_of_one_without_shifts_change_nothing() -> None:
+    nothing = (0.0, 0.0)
+    assert Calibration((1.0, 1.0), "x", 1, nothing, nothing, nothing).is_identity
+    assert not Calibration((1.0, 1.0), "x", 1, nothing, nothing, (0.0, 0.5)).is_identity
     assert not CALIBRATION.is_identity
 
 
@@ -41,6 +57,8 @@ def test_only_temperatures_of_one_change_nothing() -> None:
         ("temperatures", [1.0, float("nan")]),
         ("temperatures", [1.0, float("inf")]),
         ("ece_after", [0.1, -0.1]),
+        ("shifts", [1.0]),
+        ("shifts", [1.0, float("nan")]),
         ("num_samples", 0),
         ("num_samples", True),
     ],

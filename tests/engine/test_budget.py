@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft import DraftBlock
+from draft.calibration import Scaling
 from engine import EngineConfig, Request, SamplingParams
 from engine.budget import ConfidenceThreshold
 from engine.draft_building import make_budget
@@ -17,7 +18,6 @@ from engine.plan import StepPlan
 from tests.engine.running import generate_alone, prompts, run_all
 from tests.engine.scheduling import Harness, request
 from tests.engine.tiny_models import (
-    CPU,
     VOCAB,
     load_tiny_draft,
     tiny_engine,
@@ -45,10 +45,11 @@ def block_with(logits: list[list[float]]) -> DraftBlock:
     return DraftBlock(ids, None, torch.tensor(logits))
 
 
-def lengths(logits: list[list[float]], *, threshold: float, temperature: float = 1.0) -> list[int]:
-    budget = ConfidenceThreshold(
-        threshold=threshold, temperatures=torch.full((BLOCK,), temperature)
-    )
+def lengths(
+    logits: list[list[float]], *, threshold: float, temperature: float = 1.0, shift: float = 0.0
+) -> list[int]:
+    scaling = Scaling((temperature,) * BLOCK, (shift,) * BLOCK)
+    budget = ConfidenceThreshold(threshold=threshold, scaling=scaling)
     cut = budget.cut(drafting_plan(len(logits)), block_with(logits))
     return [share.num_drafts for share in cut.shares]
 
@@ -64,15 +65,16 @@ def test_the_first_token_is_always_verified_and_what_is_no_number_decides_nothin
     assert lengths([[-9.0, 9.0, 9.0], [nan, nan, -9.0]], threshold=0.5) == [1, 2]
 
 
-def test_confidences_are_read_at_their_temperatures() -> None:
+def test_confidences_are_read_as_the_calibration_says() -> None:
     sure = [2.0, 2.0, 2.0]
     assert lengths([sure], threshold=0.6) == [3]
     assert lengths([sure], threshold=0.6, temperature=4.0) == [1]
+    assert lengths([sure], threshold=0.6, shift=-1.5) == [1]
 
 
 def test_a_step_that_drafts_nothing_stays_as_it_is() -> None:
     plan = drafting_plan()
-    budget = ConfidenceThreshold(threshold=0.5, temperatures=torch.ones(BLOCK))
+    budget = ConfidenceThreshold(threshold=0.5, scaling=Scaling.identity(BLOCK))
     assert budget.cut(plan, None) is plan
 
 
@@ -133,4 +135,4 @@ def test_a_threshold_without_a_confidence_head_is_refused(tmp_path: Path) -> Non
     without = replace(draft, config=replace(draft.config, has_confidence_head=False))
     config = EngineConfig(target="tiny", confidence_threshold=0.1)
     with pytest.raises(LoadError, match=r"confidence.mode: found threshold.*accepted: off"):
-        make_budget(config, without, device=CPU)
+        make_budget(config, without)

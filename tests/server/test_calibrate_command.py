@@ -40,7 +40,7 @@ def test_temperatures_are_fitted_and_written_beside_the_draft(
     found, written = json.loads(last), json.loads((pair.draft / "calibration.json").read_text())
     assert table[0].startswith("calibration of confidences: 16 prompts (other 16)")
     assert table[2].split() == [
-        *("position", "temperature", "ECE", "after", "AUC", "after", "Brier", "after")
+        *("position", "temperature", "shift", "ECE", "after", "AUC", "after", "Brier", "after")
     ]
     assert written["temperatures"] == pytest.approx(found["temperatures"], rel=1e-6)
     assert len(written["temperatures"]) == len(written["ece_before"]) == 4
