@@ -190,7 +190,7 @@ class DeviceSection(Section):
     native_kernels: Literal["auto", "off"] = Field(
         "auto",
         description="auto compiles kernels for this CPU at the first start and uses them where "
-        "they agree with PyTorch (float32 only); off leaves everything to PyTorch.",
+        "they agree with PyTorch (float32 and bfloat16); off leaves everything to PyTorch.",
     )
     graphs: Literal["auto", "off"] = Field(
         "auto",
