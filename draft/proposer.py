@@ -1,5 +1,6 @@
 """Who guesses: the DSpark draft, or nobody."""
 
+import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -115,6 +116,12 @@ class DSparkProposer:
     @property
     def tap_layers(self) -> tuple[int, ...]:
         return self._network.config.tap_layers
+
+    def over(self, attention: AttentionBackend) -> "DSparkProposer":
+        """The same network, pool and context writer, attending by other means."""
+        twin = copy.copy(self)
+        twin._attention = attention
+        return twin
 
     def propose(self, request: BlockRequest) -> DraftBlock:
         """Run every block at its full width, then pick its tokens left to right."""

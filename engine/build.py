@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from draft import ContextKernel, DSparkProposer, LinearFunction, Proposer
+from draft import ContextKernel, LinearFunction, Proposer
 from engine import attention_hook
 from engine.acceleration import Acceleration, choose_acceleration
 from engine.acceptance_watch import AcceptanceWatch
@@ -48,7 +48,7 @@ from engine.target import Target, TargetModel
 from engine.target_building import choose_path, make_target
 from engine.target_loading import LoadedTarget, load_target
 from engine.worker import EngineWorker
-from kv_pool import AttentionBackend, KVPool, PagePool
+from kv_pool import KVPool, PagePool
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ def wire_engine(
         target, pool, tap_layers=tap_layers, native=path.native, attention=attention
     )
     graphs = _record_graphs(
-        config, acceleration, target, draft, runner, proposer, pool, tap_layers, max_len, device
+        config, acceleration, target, runner, proposer, pool, tap_layers, max_len, device
     )
     proposer = graphs.proposer
     core = EngineCore(
@@ -275,7 +275,6 @@ def _record_graphs(
     config: EngineConfig,
     acceleration: Acceleration,
     target: LoadedTarget,
-    draft: LoadedDraft | None,
     eager: TargetModel,
     proposer: Proposer,
     pool: KVPool,
@@ -286,20 +285,12 @@ def _record_graphs(
     """Both models' passes recorded, where the device has graphs."""
     if acceleration.recorder is None:
         return Graphs(eager, proposer, (), acceleration.graphs_reason)
-
-    def make_drafter(attention: AttentionBackend) -> DSparkProposer:
-        assert draft is not None, "a round without a draft"
-        return DSparkProposer(
-            network=draft.network, pool=pool, attention=attention, context_kv="off"
-        )
-
     return record_graphs(
         target=eager,
         proposer=proposer,
         make_target=lambda attention: make_target(
             target, pool, tap_layers=tap_layers, native=None, attention=attention
         ),
-        make_proposer=make_drafter,
         make_attention=lambda: acceleration.make_attention(config.page_size),
         recorder=acceleration.recorder,
         limits=GraphLimits(

@@ -1,5 +1,6 @@
 """What things take on the device; each is a table of rows, told as JSON and as text."""
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -94,9 +95,11 @@ def run_measures(device: torch.device, *, tiny: bool) -> Iterator[Table]:
     yield Table("stacked against per layer, end to end", list(_mode_rows(built, device, effort)))
     yield Table("speed by accept length", list(_accept_rows(built, device, effort)))
     del built  # one pool at a time
+    gc.collect()
     plain = engine(speculates=False)
     yield Table("plain decoding", list(_plain_rows(plain, device, effort)))
     del plain
+    gc.collect()
     eager = engine(speculates=True, graphs="off", max_running=most)
     yield Table("rounds without graphs", list(_round_rows(eager, device, effort)))
 

@@ -43,7 +43,6 @@ def record_graphs(
     target: TargetModel,
     proposer: Proposer,
     make_target: Callable[[AttentionBackend], TargetModel],
-    make_proposer: Callable[[AttentionBackend], DSparkProposer],
     make_attention: Callable[[], AttentionBackend],
     recorder: GraphRecorder,
     limits: Limits,
@@ -77,7 +76,6 @@ def record_graphs(
             _settle_weights(proposer)
             graphed_proposer = GraphedProposer(
                 eager=proposer,
-                make_proposer=make_proposer,
                 attention=_fixed(make_attention()),
                 recorder=recorder,
                 tiers=tiers,

@@ -1,6 +1,6 @@
 """The whole draft round, from anchor ids to draft ids and confidences, recorded for each tier."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from engine.graphs.pinned import PinnedAttention
 from engine.graphs.recorder import GraphRecorder, Recording
 from engine.graphs.scratch import ScratchPage
 from engine.graphs.tiers import Tiers
-from kv_pool import AttentionBackend, FixedBackend
+from kv_pool import FixedBackend
 
 # A row that takes the argmax draws from this instead where another row draws: at the temperature
 # that counts as greedy its distribution is the argmax but for near ties.
@@ -36,7 +36,6 @@ class GraphedProposer:
         self,
         *,
         eager: DSparkProposer,
-        make_proposer: Callable[[AttentionBackend], DSparkProposer],
         attention: FixedBackend,
         recorder: GraphRecorder,
         tiers: Tiers,
@@ -44,8 +43,7 @@ class GraphedProposer:
         scratch: ScratchPage,
         device: torch.device,
     ) -> None:
-        """make_proposer builds a proposer of the same network and pool over another attention,
-        one that writes no context. max_pages: of a sequence and a block.
+        """max_pages: of a sequence and a block.
 
         Records every tier. Raises NoFixedPlan when a layer's attention cannot be recorded.
         """
@@ -61,7 +59,7 @@ class GraphedProposer:
                 max_pages=max_pages,
             )
             attending.update(kv_lens=self._kv_lens([], size), page_tables=self._tables([], size))
-            proposer = make_proposer(attending)
+            proposer = eager.over(attending)
             for draws in (False, True):
                 self._rounds[size, draws] = _record(
                     proposer, attending, recorder, size, scratch.slot, draws=draws, device=device

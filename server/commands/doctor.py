@@ -142,13 +142,14 @@ def _active_rows(settings: Settings | None, *, load: bool) -> list[Row]:
 def _why(settings: Settings, status: ContextKVStatus, info: EngineInfo) -> list[Row]:
     """The two choices that a user may want to change, each with its reason."""
     attention, wanted = info.details.get("attention"), settings.attention.backend
+    why = info.details.get("attention_reason") or "the fastest that is installed"
     reasons = {
         "stacked": "one product writes all layers of the draft's context",
         "per_layer": status.reason or "asked for",
         "none": "there is no draft",
     }
     return [
-        ("attention backend", f"{attention}: attention.backend is {wanted}, and it runs anywhere"),
+        ("attention backend", f"{attention}: attention.backend is {wanted}; {why}"),
         ("context KV path", f"{status.path}: {reasons[status.path]} (mode {status.mode})"),
     ]
 

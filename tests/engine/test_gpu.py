@@ -1,6 +1,7 @@
 """The same promises on CUDA. Not run where there is no device."""
 
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from engine.config import EngineConfig
 from engine.driving import drive
 from tests.engine.running import generate_alone, prompts
 from tests.engine.tiny_models import VOCAB, tiny_model, tiny_target, write_tiny_draft
+
+Attention = Literal["triton", "reference"]
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,9 +26,11 @@ def _saved(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "target"), str(write_tiny_draft(tmp_path / "draft"))
 
 
+@pytest.mark.parametrize("attention", ["triton", "reference"])
+@pytest.mark.parametrize("graphs", ["auto", "off"])
 @pytest.mark.parametrize("speculates", [True, False])
 def test_greedy_text_on_cuda_in_float32_equals_transformers(
-    tmp_path: Path, speculates: bool
+    tmp_path: Path, speculates: bool, graphs: Literal["auto", "off"], attention: Attention
 ) -> None:
     target, draft = _saved(tmp_path)
     config = EngineConfig(
@@ -35,8 +40,12 @@ def test_greedy_text_on_cuda_in_float32_equals_transformers(
         dtype="float32",
         max_model_len=160,
         num_pages=128,
+        graphs=graphs,
+        attention_backend=attention,
     )
     built = load_engine(config, device=torch.device("cuda"))
+    told: Any = built.engine.info.details["graphs"]
+    assert bool(told["tiers"]) == (graphs == "auto" and attention == "triton"), told
     asked = prompts(4, vocab=VOCAB)
     requests = [
         Request(str(i), tuple(p), SamplingParams(max_new_tokens=24)) for i, p in enumerate(asked)
