@@ -12,6 +12,7 @@ from server.answers import Answers, Delta
 from server.asking import Ask, Asker, Field
 from server.chat_parts import new_call_id
 from server.dialects import ANTHROPIC
+from server.documented import ANSWER, ANTHROPIC_ERRORS
 from server.errors import ANTHROPIC_PATH
 from server.model_name import check_model
 from server.options import ServerOptions
@@ -24,14 +25,14 @@ from server.text import ChatExtras
 def anthropic_routes(
     *, answers: Answers, asker: Asker, reading: AnswerReading, options: ServerOptions
 ) -> APIRouter:
-    router = APIRouter(prefix=ANTHROPIC_PATH)
+    router = APIRouter(prefix=ANTHROPIC_PATH, responses=ANTHROPIC_ERRORS)
 
     def extras(body: CountBody) -> ChatExtras:
         if body.offered:
             reading.check_tools()
         return ChatExtras(tools=body.offered, goes_on=body.goes_on)
 
-    @router.post("", response_model=None)
+    @router.post("", response_model=None, responses=ANSWER)
     async def messages(body: MessagesBody, request: Request) -> Response:
         check_model(body.model, options.served_name)
         message_id = f"msg_{request.state.request_id}"

@@ -14,6 +14,7 @@ from server.answers import Answers
 from server.anthropic import anthropic_routes
 from server.asking import Asker
 from server.control import control_routes
+from server.documented import ERRORS
 from server.errors import install_error_handlers
 from server.keys import ApiKeys
 from server.metrics import ServerMetrics
@@ -42,7 +43,10 @@ def create_app(
     listeners are shown the record of every request when it has ended.
     """
     app = FastAPI(
-        title="DSpark server", default_response_class=JSONResponse, redirect_slashes=False
+        title="DSpark server",
+        default_response_class=JSONResponse,
+        redirect_slashes=False,
+        responses=ERRORS,
     )
     app.state.is_draining = False
     metrics = ServerMetrics()

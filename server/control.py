@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from engine import EngineClient, EngineDead, EngineSnapshot
 from server.answers import Answers
+from server.documented import TEXT
 from server.errors import ApiError
 from server.keys import may_steer
 from server.metrics import ServerMetrics, mean_accept_length
@@ -53,7 +54,7 @@ def control_routes(
         _check_acceptance(snapshot, options)
         return {"status": "ready"}
 
-    @router.get("/metrics", response_class=Response)
+    @router.get("/metrics", response_class=Response, responses=TEXT)
     async def prometheus() -> Response:
         text = metrics.render(
             snapshot=await _or_none(engine.snapshot(), patience_s),

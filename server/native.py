@@ -9,6 +9,7 @@ from engine import Finish, FinishReason, TokenLogprob
 from server.answers import Answer, Answers, Delta
 from server.asked_options import AskedLogprobs
 from server.asking import Ask, Asker, Field, check_num_answers
+from server.documented import ANSWER
 from server.logprobs import LogprobForms
 from server.options import ServerOptions
 from server.schemas import Message
@@ -24,7 +25,7 @@ def native_routes(
     router = APIRouter()
     forms = LogprobForms(text=text.tokens)
 
-    @router.post("/generate", response_model=None)
+    @router.post("/generate", response_model=None, responses=ANSWER)
     async def generate(body: GenerateBody, request: Request) -> Response:
         asks = await _asks(asker, body, request.state.request_id)
         is_many = body.is_many or len(asks) > 1

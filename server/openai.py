@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse, Response
 from server.answer_reading import AnswerReading
 from server.answers import Answers
 from server.asking import Ask, Asker, Field, check_num_answers
+from server.documented import ANSWER
 from server.logprobs import LogprobForms
 from server.model_name import check_model, unknown_model
 from server.openai_form import CHAT, COMPLETION, Api, Form, OpenAIEncoder
@@ -64,7 +65,7 @@ def openai_routes(
         whole = await unless_gone(request.receive, answers.whole(asks, record=request.state.record))
         return JSONResponse(form.whole(asks, whole))
 
-    @router.post("/completions", response_model=None)
+    @router.post("/completions", response_model=None, responses=ANSWER)
     async def completions(body: CompletionBody, request: Request) -> Response:
         check_model(body.model, options.served_name)
         asks: list[Ask] = []
@@ -83,7 +84,7 @@ def openai_routes(
         check_num_answers(len(asks), param="n")
         return await respond(request, body, asks, COMPLETION, PlainText)
 
-    @router.post("/chat/completions", response_model=None)
+    @router.post("/chat/completions", response_model=None, responses=ANSWER)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         check_model(body.model, options.served_name)
         tools = body.offered
