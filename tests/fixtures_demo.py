@@ -31,6 +31,6 @@ def demo_draft() -> Path:
 
 
 @pytest.fixture(scope="session")
-def golden_draft(demo_draft: Path) -> Path:
+def golden_draft() -> Path:
     """Folder of the draft that the golden traces were made with."""
-    return demo_draft
+    return Path(__file__).parent / "golden" / "traces" / "draft"
