@@ -23,7 +23,7 @@ from engine.errors import LoadError
 from engine.native.compiling import NativeUnavailable
 from engine.native.draft_context import NativeContext
 from engine.native.draft_round import NativeRound
-from engine.native.setup import CONTEXT_ROWS, DRAFT_ROWS, Native
+from engine.native.setup import DRAFT_ROWS, LINEAR_ROWS, Native
 from kv_pool import AttentionBackend, KVPool, ReferenceAttention
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ def context_kernel(native: Native | None) -> ContextKernel | None:
     return NativeContext(
         kernels=native.kernels,
         linear=native.linear,
-        max_rows=CONTEXT_ROWS,
+        max_rows=LINEAR_ROWS,
         num_threads=native.num_threads,
     )
 

@@ -59,11 +59,19 @@ struct Drafter {
 
   int64_t num_rows() const { return round.num_sequences * model.num_slots; }
 
-  // y = x w^T for this thread's columns of all rows.
-  void linear(const float *x, int64_t K, const float *w, float *y, int64_t N) const {
+  // Where this thread's part of a matrix [N, K] begins: what it will read next.
+  const float *part(const float *w, int64_t N, int64_t K) const {
     int64_t begin, end;
     share(N, rank, size, &begin, &end);
-    linear_columns(begin, end, num_rows(), x, K, w, K, nullptr, y, N);
+    return w + begin * K;
+  }
+
+  // y = x w^T, or y += x w^T, for this thread's columns of all rows.
+  void linear(const float *x, int64_t K, const float *w, float *y, int64_t N, Into into,
+              const float *next) const {
+    int64_t begin, end;
+    share(N, rank, size, &begin, &end);
+    linear_columns(begin, end, num_rows(), x, K, w, K, nullptr, y, N, into, next);
   }
 
   void embed() const {
@@ -75,15 +83,6 @@ struct Drafter {
     }
   }
 
-  // x += what was just written to y, in the columns that this thread wrote.
-  void add_own_columns(const float *y) const {
-    const int64_t E = model.hidden;
-    int64_t begin, end;
-    share(E, rank, size, &begin, &end);
-    for (int64_t t = 0; t < num_rows(); t++)
-      for (int64_t e = begin; e < end; e++) round.x[t * E + e] += y[t * E + e];
-  }
-
   void norm_rows(const float *weight) const {
     const int64_t E = model.hidden;
     for (int64_t t = rank; t < num_rows(); t += size)
@@ -91,10 +90,11 @@ struct Drafter {
   }
 
   void project(const DraftLayer &layer) const {
-    const int64_t E = model.hidden, D = model.head_dim;
-    linear(round.h, E, layer.q, round.q, model.num_heads * D);
-    linear(round.h, E, layer.k, round.k, model.num_kv_heads * D);
-    linear(round.h, E, layer.v, round.v, model.num_kv_heads * D);
+    const int64_t E = model.hidden, heads = model.num_heads * model.head_dim;
+    const int64_t kv_heads = model.num_kv_heads * model.head_dim;
+    linear(round.h, E, layer.q, round.q, heads, Into::set, part(layer.k, kv_heads, E));
+    linear(round.h, E, layer.k, round.k, kv_heads, Into::set, part(layer.v, kv_heads, E));
+    linear(round.h, E, layer.v, round.v, kv_heads, Into::set, part(layer.o, E, heads));
   }
 
   // Queries go to their places by KV head, keys and values to their slots in the pool.
@@ -159,17 +159,19 @@ struct Drafter {
   }
 
   void feed_forward(const DraftLayer &layer) const {
-    const int64_t I = model.inner;
+    const int64_t E = model.hidden, I = model.inner;
     float *gate = round.inner, *up = round.inner + num_rows() * I;
-    linear(round.h, model.hidden, layer.gate, gate, I);
-    linear(round.h, model.hidden, layer.up, up, I);
+    linear(round.h, E, layer.gate, gate, I, Into::set, part(layer.up, I, E));
+    linear(round.h, E, layer.up, up, I, Into::set, part(layer.down, E, I));
     int64_t begin, end;
     share(I, rank, size, &begin, &end);
     for (int64_t t = 0; t < num_rows(); t++)
       silu_times(gate + t * I + begin, up + t * I + begin, end - begin);
   }
 
-  void run_layer(const DraftLayer &layer) const {
+  // next: what this thread reads after the layer.
+  void run_layer(const DraftLayer &layer, const float *next) const {
+    const int64_t E = model.hidden, I = model.inner;
     norm_rows(layer.input_norm);
 #pragma omp barrier
     project(layer);
@@ -178,15 +180,14 @@ struct Drafter {
 #pragma omp barrier
     attend_all(layer);
 #pragma omp barrier
-    linear(round.attended, model.num_heads * model.head_dim, layer.o, round.h, model.hidden);
-    add_own_columns(round.h);
+    linear(round.attended, model.num_heads * model.head_dim, layer.o, round.x, E, Into::add,
+           part(layer.gate, I, E));
 #pragma omp barrier
     norm_rows(layer.post_norm);
 #pragma omp barrier
     feed_forward(layer);
 #pragma omp barrier
-    linear(round.inner, model.inner, layer.down, round.h, model.hidden);
-    add_own_columns(round.h);
+    linear(round.inner, I, layer.down, round.x, E, Into::add, next);
 #pragma omp barrier
   }
 
@@ -211,10 +212,20 @@ struct Drafter {
                    E, model.lm_head, E, nullptr, round.chain.logits, V);
   }
 
+  // What is read after layer i: the next one's queries, or the head.
+  const float *after(int64_t i) const {
+    const int64_t E = model.hidden;
+    if (i + 1 < model.num_layers)
+      return part(model.layers[i + 1].q, model.num_heads * model.head_dim, E);
+    int64_t begin, end;
+    share_stretches(model.chain.num_outputs, rank, size, &begin, &end);
+    return model.lm_head + begin * E;
+  }
+
   void run() const {
     embed();
 #pragma omp barrier
-    for (int64_t i = 0; i < model.num_layers; i++) run_layer(model.layers[i]);
+    for (int64_t i = 0; i < model.num_layers; i++) run_layer(model.layers[i], after(i));
     final_norm();
 #pragma omp barrier
     head();
