@@ -11,8 +11,8 @@ from engine.native.compiling import Kernels, NativeUnavailable, load_kernels
 from engine.native.linear import native_linear
 
 # Rows up to which the kernels take a product, a context write or a whole decoder pass: all that a
-# step may have. They are the faster ones at any number of rows, and the only ones whose rows say the
-# same in any batch; beyond this PyTorch saves the scratch. See docs/experiments.md.
+# step may have. They are the faster ones at any number of rows, and the only ones whose rows say
+# the same in any batch; beyond this PyTorch saves the scratch. See docs/experiments.md.
 LINEAR_ROWS = 4096
 DECODER_ROWS = 4096
 # Slots of a batch of blocks up to which a draft pass is faster natively than by PyTorch.
