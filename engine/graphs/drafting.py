@@ -95,7 +95,7 @@ class GraphedProposer:
         return [length + self.num_slots for length in (*context_lens, *missing)]
 
     def _tables(self, tables: Sequence[Sequence[int]], size: int) -> list[Sequence[int]]:
-        nobody = self._scratch.cover([], own_len=0, length=self.num_slots)
+        nobody = self._scratch.table(self.num_slots)
         return [*tables, *[nobody] * (size - len(tables))]
 
     # -- as it was ----------------------------------------------------------------------------

@@ -22,11 +22,13 @@ class GraphedTarget:
 
         a share of 3 rows and one of 4, width 5, tier of 3:
 
-        rows     a d d . .  a d d d .  . . . . .
-        slots    7 8 9 S S  3 4 5 6 S  S S S S S      S: a slot of the scratch page
+        rows     . . a d d  . a d d d  . . . . .
+        slots    S S 7 8 9  S 3 4 5 6  S S S S S      S: a slot of the scratch page
 
-    A share's rows keep their order; the rest is padding, whose keys and values go to the scratch
-    page, and which no row of a share sees. Steps with a longer share run as they did.
+    A share's rows stand at the end of its window, where causal attention lets them see what they
+    always see. The rest is padding: its keys and values go to the scratch page, which only the
+    sequences that are not there read. Steps with a longer share, or with a sequence that is
+    shorter than a window, run as they did.
     """
 
     def __init__(
@@ -69,31 +71,27 @@ class GraphedTarget:
     def forward(self, batch: ScheduleBatch) -> TargetOutput:
         """See TargetModel.forward."""
         size = self._tiers.holding(len(batch.query_lens))
-        if size is None or max(batch.query_lens) > self._width:
+        if size is None or max(batch.query_lens) > self._width or min(batch.kv_lens) < self._width:
             return self._eager.forward(batch)
         window = self._windows[size]
         rows = _padded_rows(batch.query_lens, self._width)
         at, source = upload([rows, _sources(rows, size * self._width)], self._device)
         window.stage(batch.token_ids, batch.positions, batch.slot_mapping, source)
-        starts = [kv - own for kv, own in zip(batch.kv_lens, batch.query_lens, strict=True)]
-        tables = [
-            self._scratch.cover(table, own_len=kv_len, length=start + self._width)
-            for table, kv_len, start in zip(batch.page_tables, batch.kv_lens, starts, strict=True)
-        ]
         window.attention.update(
-            kv_lens=self._kv_lens(starts, size), page_tables=self._tables(tables, size)
+            kv_lens=self._kv_lens(batch.kv_lens, size),
+            page_tables=self._tables(batch.page_tables, size),
         )
         window.recording.replay()
         found = window.recording.outputs
         return TargetOutput(found.logits[at[batch.logit_rows]], _rows(found.aux_hidden, at))
 
-    def _kv_lens(self, starts: list[int], size: int) -> list[int]:
-        """Every sequence's window is full; sequences that are not there begin at position 0."""
-        return [start + self._width for start in starts + [0] * (size - len(starts))]
+    def _kv_lens(self, kv_lens: Sequence[int], size: int) -> list[int]:
+        """Sequences that are not there are as long as their window."""
+        return [*kv_lens, *[self._width] * (size - len(kv_lens))]
 
-    def _tables(self, tables: list[list[int]], size: int) -> list[list[int]]:
-        nobody = self._scratch.cover([], own_len=0, length=self._width)
-        return tables + [nobody] * (size - len(tables))
+    def _tables(self, tables: Sequence[Sequence[int]], size: int) -> list[Sequence[int]]:
+        nobody = self._scratch.table(self._width)
+        return [*tables, *[nobody] * (size - len(tables))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +148,12 @@ def _record(
 
 
 def _padded_rows(query_lens: Sequence[int], width: int) -> IntArray:
-    """Where each packed row stands among the padded ones."""
+    """Where each packed row stands among the padded ones: at the end of its window."""
     return np.concatenate(
-        [b * width + np.arange(length, dtype=np.int64) for b, length in enumerate(query_lens)]
+        [
+            np.arange((b + 1) * width - length, (b + 1) * width, dtype=np.int64)
+            for b, length in enumerate(query_lens)
+        ]
     )
 
 

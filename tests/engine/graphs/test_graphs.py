@@ -137,6 +137,30 @@ def test_padding_touches_the_scratch_page_alone(draft_folder: Path) -> None:
     assert found == [generate_alone(tiny_target(), prompt, 3)]
 
 
+def test_nobody_reads_the_scratch_page(draft_folder: Path) -> None:
+    """Batches of 5 in a tier of 6, with short last windows, over a scratch page of NaN."""
+    built = graphed_engine(draft_folder=draft_folder)
+    pool = built.pool
+    own = (pool.num_pages - 1) * pool.page_size
+    for layer in range(5):
+        pool.target_keys(layer)[own:] = torch.nan
+        pool.target_values(layer)[own:] = torch.nan
+    pool.draft_keys[:, own:] = torch.nan
+    pool.draft_values[:, own:] = torch.nan
+    asked = prompts(5, vocab=VOCAB)
+    found = texts_of(built, greedy_requests(asked, 7))
+    assert found == [generate_alone(tiny_target(), p, 7) for p in asked]
+    assert pool.target_values(4)[own:].isnan().any()
+    assert not pool.target_values(4)[:own].isnan().any()
+
+
+def test_sequences_shorter_than_a_window_run_as_they_did(draft_folder: Path) -> None:
+    built = graphed_engine(draft_folder=draft_folder)
+    asked = [[7], [5, 9], [11, 3, 8]]
+    found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in asked]
+
+
 def test_long_shares_run_as_they_did(draft_folder: Path) -> None:
     built = graphed_engine(draft_folder=draft_folder)
     assert isinstance(built.runner, GraphedTarget)

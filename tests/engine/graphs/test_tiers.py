@@ -19,12 +19,8 @@ def test_a_batch_goes_to_the_smallest_tier_that_holds_it(count: int, tier: int |
     assert Tiers.up_to(6).holding(count) == tier
 
 
-@pytest.mark.parametrize(
-    ("own_len", "length", "pages"),
-    [(5, 8, [7, 2]), (5, 9, [7, 2, 99]), (8, 8, [7, 2]), (8, 16, [7, 2, 99, 99]), (0, 5, [99, 99])],
-)
-def test_what_a_sequence_does_not_own_is_the_scratch_page(
-    own_len: int, length: int, pages: list[int]
-) -> None:
+@pytest.mark.parametrize(("length", "pages"), [(1, 1), (4, 1), (5, 2), (8, 2)])
+def test_who_is_not_there_lives_in_the_scratch_page(length: int, pages: int) -> None:
     scratch = ScratchPage(page=99, page_size=4)
-    assert scratch.cover([7, 2, 5], own_len=own_len, length=length) == pages
+    assert scratch.table(length) == [99] * pages
+    assert scratch.slot == 396
