@@ -196,6 +196,8 @@ class EngineSnapshot:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_preemptions: int = 0
+    num_processed_rows: int = 0  # rows of logits that options changed, once for each rule
+    num_logprob_rows: int = 0  # rows whose log probabilities were told
     finished: Mapping[str, int] = field(default_factory=dict)
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     num_running: int = 0

@@ -79,6 +79,7 @@ class EngineCore:
             self._write_context(batch, output, committed)
         self._scheduler.release(plan)
         self._metrics.record(committed)
+        self._metrics.record_rows(processed=options.num_processed_rows, told=options.num_told_rows)
         return [c.event for c in committed if c.event is not None]
 
     def _plan_draws(self, plan: StepPlan) -> Draws | None:

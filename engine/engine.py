@@ -106,6 +106,8 @@ class Engine:
             num_prompt_tokens=counters.num_prompt_tokens,
             num_cached_tokens=counters.num_cached_tokens,
             num_output_tokens=counters.num_output_tokens,
+            num_processed_rows=metrics.num_processed_rows,
+            num_logprob_rows=metrics.num_logprob_rows,
             num_preemptions=counters.num_preemptions,
             finished=dict(metrics.finished),
             stage_seconds=dict(metrics.stage_seconds),

@@ -18,6 +18,8 @@ class StepMetrics:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.accepted_per_position = [0] * block_size
+        self.num_processed_rows = 0
+        self.num_logprob_rows = 0
         self.finished: Counter[str] = Counter()
         self.stage_seconds: dict[str, float] = {}
 
@@ -40,6 +42,11 @@ class StepMetrics:
                 self._record_round(done.share.num_drafts, len(done.event.token_ids) - 1)
             if done.event.finish is not None:
                 self.finished[done.event.finish.reason.value] += 1
+
+    def record_rows(self, *, processed: int, told: int) -> None:
+        """Rows of logits that options changed (once for each rule), and that were told of."""
+        self.num_processed_rows += processed
+        self.num_logprob_rows += told
 
     def _record_round(self, num_drafts: int, num_accepted: int) -> None:
         self.num_rounds += 1

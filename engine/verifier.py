@@ -27,6 +27,14 @@ class StepOptions:
     processing: Processing
     logprobs: LogprobPlan | None
 
+    @property
+    def num_processed_rows(self) -> int:
+        return self.processing.num_rows
+
+    @property
+    def num_told_rows(self) -> int:
+        return self.logprobs.num_rows if self.logprobs is not None else 0
+
     @classmethod
     def of(cls, plan: StepPlan, *, vocab_size: int, device: torch.device) -> Self:
         return cls(

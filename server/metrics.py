@@ -166,6 +166,12 @@ def _engine_metrics(snapshot: EngineSnapshot) -> Iterator[Metric]:
     )
     yield _counter("prefix_cache_hits", "Prompt tokens found in the cache.", s.num_cached_tokens)
     yield _counter("num_preemptions", "Sequences that gave their pages back.", s.num_preemptions)
+    yield _counter(
+        "processed_logit_rows",
+        "Rows of logits that a request's options changed, once for each rule.",
+        s.num_processed_rows,
+    )
+    yield _counter("logprob_rows", "Rows whose log probabilities were told.", s.num_logprob_rows)
     yield _counters(
         "request_success", "Finished answers, by reason.", "finished_reason", s.finished
     )

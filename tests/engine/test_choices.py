@@ -82,3 +82,16 @@ def test_a_twin_waits_for_the_prompt_and_nobody_waits_for_the_twin() -> None:
     finishes = {name: harness.finish_of(name).finish for name in "abc"}
     assert [f.num_cached_tokens for f in finishes.values() if f is not None] == [0, 12, 0]
     assert harness.output("a") == harness.output("b")
+
+
+def test_rows_that_options_touch_are_counted_and_others_are_not() -> None:
+    built = tiny_engine()
+    run_told(built, [Request("plain", PROMPT, SamplingParams(max_new_tokens=4))])
+    before = built.engine.snapshot()
+    assert (before.num_processed_rows, before.num_logprob_rows) == (0, 0)
+    params = SamplingParams(
+        max_new_tokens=4, presence_penalty=1.0, num_logprobs=0, prompt_logprobs_from=0
+    )
+    run_told(built, [Request("asks", PROMPT, params)])
+    after = built.engine.snapshot()
+    assert (after.num_processed_rows, after.num_logprob_rows) == (4, 4 + len(PROMPT) - 1)
