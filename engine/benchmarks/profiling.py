@@ -25,6 +25,12 @@ _PROMPT = 512  # tokens of the prefill
 _SWEEP = "read sweep"
 
 
+def contexts_within(room: int) -> list[int]:
+    """Those of CONTEXTS that fit; one that a window pushes over the end is cut to what fits."""
+    most = max(ROW_COUNTS)
+    return [min(context, room) for context in CONTEXTS if context <= room + most] or [room]
+
+
 def measure_profile(
     built: Built, workload: Workload, *, turns: int, device: torch.device, report: Report
 ) -> Profile:
@@ -152,7 +158,7 @@ class _Profiler:
         ]
 
     def _by_context(self) -> dict[int, tuple[Part, ...]]:
-        contexts = [c for c in CONTEXTS if c <= self._room] or [self._context]
+        contexts = contexts_within(self._room)
         widths = sorted({1, self._window})
         timed = self._timed(
             {

@@ -3,12 +3,11 @@ that are attended to. Activations and what is written are small beside them and 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import nn
 
 from engine.build import Built
-from engine.pool_size import parameter_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +25,8 @@ class TargetTraffic:
             s(i) for i in range(len(layers)) for s in (pool.target_keys, pool.target_values)
         ]
         return cls(
-            layers=parameter_bytes(layers),
-            head=parameter_bytes(built.target.parts.lm_head),
+            layers=weight_bytes(layers),
+            head=weight_bytes(built.target.parts.lm_head),
             kv_per_token=sum(storage[0].nbytes for storage in storages),
         )
 
@@ -52,15 +51,25 @@ class DraftTraffic:
         written = [network.fc]
         written += [p for a in network.attentions for p in (a.k_proj, a.v_proj)]
         return cls(
-            layers=parameter_bytes(network.layers),
-            head=parameter_bytes(network.lm_head),
-            chain=0 if markov is None else network.config.block_size * _weight(markov.markov_w2),
+            layers=weight_bytes(network.layers),
+            head=weight_bytes(network.lm_head),
+            chain=0
+            if markov is None
+            else network.config.block_size * weight_bytes(markov.markov_w2),
             kv_per_token=pool.draft_keys[:, 0].nbytes + pool.draft_values[:, 0].nbytes,
-            context_write=sum(map(_weight, written)),
+            context_write=sum(map(weight_bytes, written)),
         )
 
 
-def _weight(module: nn.Module) -> int:
-    """Bytes of a module's own tensors; they may be views into a larger storage."""
-    tensors: list[torch.Tensor] = [*module.parameters(), *module.buffers()]
-    return sum(tensor.nbytes for tensor in tensors)
+def weight_bytes(module: nn.Module) -> int:
+    """Bytes of a module's own tensors, each once: many may be views into one large storage."""
+    tensors = {t.data_ptr(): t for t in (*module.parameters(), *module.buffers())}
+    return sum(map(_bytes, tensors.values()))
+
+
+def _bytes(tensor: Any) -> int:
+    """A quantised tensor is made of several plain ones."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        return sum(_bytes(getattr(tensor, name)) for name in names)
+    return int(tensor.nbytes)

@@ -5,13 +5,14 @@ from statistics import median
 
 import pytest
 import torch
+from torch import nn
 
 from engine.benchmarks.profile import WHOLE, Part, Profile
-from engine.benchmarks.profiling import NUM_REPORTS, measure_profile
+from engine.benchmarks.profiling import NUM_REPORTS, contexts_within, measure_profile
 from engine.benchmarks.statistics import Spread
 from engine.benchmarks.steady import PARTS, record_steps
 from engine.benchmarks.timing import difference_ms, in_turns, timed_method
-from engine.benchmarks.traffic import DraftTraffic, TargetTraffic
+from engine.benchmarks.traffic import DraftTraffic, TargetTraffic, weight_bytes
 from engine.build import Built
 from engine.driving import drive
 from tests.engine.benchmarks.runs import workload
@@ -54,6 +55,22 @@ def test_a_target_pass_reads_its_layers_its_head_and_its_keys_and_values(built: 
     assert traffic.layers == FLOAT * LAYERS * layer
     assert traffic.head == FLOAT * VOCAB * HIDDEN
     assert traffic.kv_per_token == FLOAT * LAYERS * 2 * kv_heads * dim
+
+
+def test_weights_that_lie_in_one_storage_count_for_themselves() -> None:
+    storage = torch.zeros(100, 4)
+    layer = nn.Linear(4, 10, bias=False)
+    layer.weight = nn.Parameter(storage[:10])
+    tied = nn.ModuleList([layer, nn.Linear(4, 10, bias=False)])
+    tied[1].weight = layer.weight
+    assert weight_bytes(tied) == FLOAT * 40
+
+
+def test_contexts_end_where_the_model_does() -> None:
+    assert contexts_within(10_000) == [128, 1024, 4096, 8192]
+    assert contexts_within(8192 - 32) == [128, 1024, 4096, 8160]
+    assert contexts_within(2000) == [128, 1024]
+    assert contexts_within(50) == [50]
 
 
 def test_a_draft_round_reads_the_markov_heads_output_once_for_every_token(built: Built) -> None:
