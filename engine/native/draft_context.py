@@ -49,7 +49,7 @@ class NativeContext:
         floats = (aux_hidden, fc.weight, norm.weight, stacked.weight, stacked.norm, table)
         if not all(map(is_readable, (*floats, pool.draft_keys, pool.draft_values))):
             return False
-        positions, slots = positions.contiguous(), slots.contiguous()
+        positions, slots = positions.long().contiguous(), slots.long().contiguous()
         num_rows, width = aux_hidden.shape[0], stacked.weight.shape[0]
         num_layers, num_kv_heads = pool.draft_keys.shape[0], pool.draft_keys.shape[2]
         is_small = num_rows <= self._max_rows

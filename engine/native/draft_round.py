@@ -89,7 +89,10 @@ class NativeRound:
         ]
         all_slots = kv_slots[0] if len(kv_slots) == 1 else np.concatenate(kv_slots)
         kv_starts = np.cumsum([0, *(s.size for s in kv_slots[:-1])], dtype=np.int64)
-        anchor_ids, slots = request.anchor_ids.contiguous(), request.slots.contiguous()
+        anchor_ids, slots = (
+            request.anchor_ids.long().contiguous(),
+            request.slots.long().contiguous(),
+        )
         assert slots.shape == (len(kv_slots), num_slots), slots.shape
         is_stale = ctypes.c_int64(0)
         call = RoundStruct(

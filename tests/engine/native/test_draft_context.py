@@ -101,6 +101,16 @@ def test_a_token_gets_the_same_bits_in_any_small_batch() -> None:
         assert torch.equal(alone.draft_values[:, slot], together.draft_values[:, slot])
 
 
+def test_short_integers_and_strides_are_read_as_what_they_mean() -> None:
+    network = network_of(CONFIGS["plain"])
+    taps, positions, slots = rows_of(network, 4)
+    strided = positions.repeat_interleave(2)[::2]
+    assert_same(
+        write(network, (taps, strided, slots.int()), kernel()),
+        write(network, (taps, positions, slots), None),
+    )
+
+
 def test_weights_changed_in_any_way_are_followed() -> None:
     network = network_of(CONFIGS["plain"])
     pool, rows = new_pool(network.config), rows_of(network, 3)
