@@ -28,8 +28,19 @@ class Acceleration:
     recorder: GraphRecorder | None
     graphs_reason: str | None  # why recorder is None
 
-    def with_reference(self, reason: str, device: torch.device) -> "Acceleration":
-        """The same with reference attention, which graphs cannot hold."""
+    def slower(self, reason: str, device: torch.device) -> "Acceleration":
+        """The same with the next best attention, for a reason.
+
+        Reference attention comes last, and graphs cannot hold it.
+        """
+        is_cuda = device.type == "cuda"
+        if self.attention == "flashinfer" and _why_no_package("triton", is_cuda=is_cuda) is None:
+            return replace(
+                self,
+                make_attention=lambda page_size: _make_attention("triton", page_size, device),
+                attention="triton",
+                attention_reason=reason,
+            )
         return replace(
             self,
             make_attention=lambda page_size: ReferenceAttention(page_size=page_size, device=device),

@@ -65,15 +65,16 @@ def choose_path(
             device=device,
         )
 
-    try:
-        by_transformers = check(acceleration, None)
-    except Exception as error:  # a kernel's compiler raises what it likes
-        if acceleration.attention == "reference" or acceleration.attention_demanded:
-            raise
-        logger.warning("attention by %s is left out: %s", acceleration.attention, error)
-        why = f"{acceleration.attention} attention does not do this target here"
-        acceleration = acceleration.with_reference(why, device)
-        by_transformers = check(acceleration, None)
+    by_transformers = None
+    while by_transformers is None:
+        try:
+            by_transformers = check(acceleration, None)
+        except Exception as error:  # a kernel's compiler raises what it likes
+            if acceleration.attention == "reference" or acceleration.attention_demanded:
+                raise
+            logger.warning("attention by %s is left out: %s", acceleration.attention, error)
+            why = f"{acceleration.attention} attention does not do this target here"
+            acceleration = acceleration.slower(why, device)
     if native is None:
         return TargetPath(by_transformers, acceleration, None, reason)
     try:

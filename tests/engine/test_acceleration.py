@@ -83,6 +83,16 @@ def test_each_model_gets_an_attention_of_its_own() -> None:
             assert make(4) is not make(4)
 
 
+def test_what_fails_gives_way_to_the_next_best() -> None:
+    with installed("flashinfer", "triton"):
+        fastest = chosen()
+        second = fastest.slower("it broke", CUDA)
+        last = second.slower("this too", CUDA)
+    assert (second.attention, second.attention_reason) == ("triton", "it broke")
+    assert second.recorder is fastest.recorder
+    assert (last.attention, last.attention_reason, last.recorder) == ("reference", "this too", None)
+
+
 class _Broken(ReferenceAttention):
     name = "broken"
 
