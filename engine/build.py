@@ -28,7 +28,7 @@ from engine.graphs.building import Graphs, record_graphs
 from engine.graphs.building import Limits as GraphLimits
 from engine.graphs.scratch import ScratchPage
 from engine.interval_log import IntervalLog
-from engine.memory import MemoryPlan
+from engine.memory import GIB, MemoryPlan
 from engine.metrics import StepMetrics
 from engine.native.compiling import NativeUnavailable
 from engine.native.large_pages import settle
@@ -242,11 +242,13 @@ def _prepare_native(
         )
     except NativeUnavailable as error:
         return None, str(error)
-    settle(target.model, borrowers=[draft.network] if draft is not None else [])
+    moved = settle(target.model, borrowers=[draft.network] if draft is not None else [])
     speed_up(target.model, native.linear)
     if draft is not None:
-        settle(draft.network)
+        moved += settle(draft.network)
         speed_up(draft.network, native.linear)
+    if moved:
+        logger.info("moved %.2f GiB of weights into large pages; none is held twice", moved / GIB)
     return native, None
 
 

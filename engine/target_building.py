@@ -1,5 +1,6 @@
 """Chooses how the target runs: checked against itself, with the fastest path that agrees."""
 
+import copy
 import logging
 from dataclasses import dataclass
 
@@ -7,10 +8,11 @@ import torch
 
 from engine.acceleration import Acceleration
 from engine.errors import LoadError
+from engine.machine import available_memory_bytes
 from engine.native.compiling import NativeUnavailable
-from engine.native.decoder import NativeDecoder
+from engine.native.decoder import NativeDecoder, require_known
 from engine.native.setup import Native
-from engine.self_check import DenseReference, SelfCheck, ShapeProbe, check_target
+from engine.self_check import DenseReference, SelfCheck, ShapeProbe, ask_alone, check_target
 from engine.target import TargetModel
 from engine.target_loading import LoadedTarget
 from kv_pool import AttentionBackend, KVPool
@@ -50,9 +52,11 @@ def choose_path(
     had or does not agree is only left out.
     """
 
-    def check(chosen: Acceleration, with_native: Native | None) -> SelfCheck:
+    def check(
+        chosen: Acceleration, with_native: Native | None, expected: DenseReference = reference
+    ) -> SelfCheck:
         return check_target(
-            reference,
+            expected,
             make_target=lambda pool: make_target(
                 target,
                 pool,
@@ -78,13 +82,37 @@ def choose_path(
     if native is None:
         return TargetPath(by_transformers, acceleration, None, reason)
     try:
-        return TargetPath(check(acceleration, native), acceleration, native, None)
+        require_known(target.model, native.kernels)
+        in_float32 = _in_float32(target, reference, tap_layers=tap_layers, probe=probe)
+        return TargetPath(check(acceleration, native, in_float32), acceleration, native, None)
     except NativeUnavailable as error:
         return TargetPath(by_transformers, acceleration, None, str(error))
     except LoadError as error:
         logger.warning("the native decoder does not agree with the model: %s", error)
         no = "it does not agree with the model"
         return TargetPath(by_transformers, acceleration, None, no)
+
+
+def _in_float32(
+    target: LoadedTarget,
+    reference: DenseReference,
+    *,
+    tap_layers: tuple[int, ...],
+    probe: ShapeProbe,
+) -> DenseReference:
+    """What a native pass should say: it computes in float32, whatever precision weights have.
+
+    PyTorch rounds after every operation, and can be further from the truth than any tolerance
+    that would still find a mistake. Raises NativeUnavailable without memory for the comparison.
+    """
+    if target.dtype == torch.float32:
+        return reference
+    needed = sum(6 * p.numel() for p in target.model.parameters())  # a copy, and one in float32
+    available = available_memory_bytes()
+    if available is not None and needed > available:
+        raise NativeUnavailable("there is too little memory to check it against float32")
+    model = copy.deepcopy(target.model).float()
+    return ask_alone(model, probe=probe, tap_layers=tap_layers, vocab_size=target.vocab_size)
 
 
 def make_target(

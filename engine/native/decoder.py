@@ -54,7 +54,7 @@ class NativeDecoder:
         num_threads: int,
     ) -> None:
         """Raises NativeUnavailable with the reason when the model is of another kind."""
-        backbone, config = _require_known(model, kernels)
+        backbone, config = require_known(model, kernels)
         self.max_rows = max_rows
         self._pool = pool
         self._num_threads = num_threads
@@ -192,7 +192,8 @@ class NativeDecoder:
         return tensor.detach()
 
 
-def _require_known(model: nn.Module, kernels: Kernels) -> tuple[Any, Any]:
+def require_known(model: nn.Module, kernels: Kernels) -> tuple[Any, Any]:
+    """The model's decoder and config. Raises NativeUnavailable when there is no code for them."""
     name = type(model).__name__
     config: Any = model.config
     if name not in _KNOWN or not type(model).__module__.startswith("transformers."):
