@@ -59,27 +59,27 @@ def load_average() -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
-def oversubscription(
-    *, num_threads: int, cores: int, machine_cores: int, load: float | None
-) -> list[str]:
-    """Why num_threads threads would wait for one another, and what to do; empty if they need not.
+def why_too_many_threads(*, num_threads: int, cores: int) -> str | None:
+    """Why threads would wait for one another on the cores that this process may use, and what to
+    do; None if they need not."""
+    if num_threads <= cores:
+        return None
+    return (
+        f"{num_threads} threads for {cores} usable cores: after every product all wait for the "
+        f"slowest; set device.num_threads or OMP_NUM_THREADS to {cores} at most"
+    )
 
-    `cores` are those that this process may use; `load` is the average of a machine of
-    machine_cores, which may be more.
-    """
-    reasons = []
-    if num_threads > cores:
-        reasons.append(
-            f"{num_threads} threads for {cores} usable cores: after every product all wait for the "
-            f"slowest; set device.num_threads or OMP_NUM_THREADS to {cores} at most"
-        )
-    if load is not None and load > machine_cores:
-        reasons.append(
-            f"the load average is {load:.1f} on a machine of {machine_cores} cores: others compute "
-            "here too, which makes every step several times slower; stop them, or set "
-            "device.num_threads to the cores that are left"
-        )
-    return reasons
+
+def why_too_busy(*, load: float | None, machine_cores: int) -> str | None:
+    """The same for what else computes here. The load average is that of the whole machine, of
+    whose cores this process may have a part."""
+    if load is None or load <= machine_cores:
+        return None
+    return (
+        f"the load average is {load:.1f} on a machine of {machine_cores} cores: others compute "
+        "here too, which makes every step several times slower; stop them, or set "
+        "device.num_threads to the cores that are left"
+    )
 
 
 def cxx_compiler() -> str | None:

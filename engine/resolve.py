@@ -8,7 +8,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import LoadError
-from engine.machine import available_cores, load_average, oversubscription
+from engine.machine import available_cores, why_too_many_threads
 
 logger = logging.getLogger(__name__)
 
@@ -31,19 +31,15 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 def configure_threads(config: EngineConfig, device: torch.device) -> int | None:
     """Torch's threads: what the config says, else OMP_NUM_THREADS, else the cores in reach.
 
-    Warns when more computes here than the cores can do at once.
+    Warns when they are more than those cores.
     """
     if device.type != "cpu":
         return None
     cores = available_cores()
     num_threads = config.num_threads or _asked_for(os.environ) or cores
     torch.set_num_threads(num_threads)
-    for reason in oversubscription(
-        num_threads=num_threads,
-        cores=cores,
-        machine_cores=os.cpu_count() or cores,
-        load=load_average(),
-    ):
+    reason = why_too_many_threads(num_threads=num_threads, cores=cores)
+    if reason is not None:
         logger.warning("%s", reason)
     return num_threads
 

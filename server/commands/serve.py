@@ -6,6 +6,7 @@ aborts them. `dspark serve MODEL` is short for `dspark serve --model.path MODEL`
 import argparse
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from engine import EngineClient, EngineConfig
+from engine.machine import load_average, why_too_busy
 from server.app import begin_draining, create_app
 from server.certificate import Certificate, certificate_of
 from server.commands.starting import (
@@ -65,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         port=settings.server.port,
         scheme="https" if certificate else "http",
     ) as listener:
+        warn_if_busy()
         config = resolved_engine_config(settings)
         text = load_text(settings, config)
         with tracing(settings) as listeners, running_engine(config) as engine:
@@ -75,6 +78,13 @@ def run(args: argparse.Namespace) -> int:
             listener.listen()
             server.run(sockets=[listener.socket])
             return 0 if server.started else 1
+
+
+def warn_if_busy() -> None:
+    """Say so when others compute here already: every step will be slow, and nobody knows why."""
+    reason = why_too_busy(load=load_average(), machine_cores=os.cpu_count() or 1)
+    if reason is not None:
+        logger.warning("%s", reason)
 
 
 def server_options(settings: Settings, config: EngineConfig, *, keys: Keys) -> ServerOptions:

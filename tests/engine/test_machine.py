@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from engine import EngineConfig, machine, resolve
-from engine.machine import CgroupLimits, available_cores, cgroup_limits, oversubscription
+from engine.machine import (
+    CgroupLimits,
+    available_cores,
+    cgroup_limits,
+    why_too_busy,
+    why_too_many_threads,
+)
 from engine.resolve import configure_threads
 
 
@@ -76,24 +82,26 @@ def test_threads_are_those_of_the_config_else_those_of_the_environment(
         torch.set_num_threads(before)
 
 
-def test_threads_and_processes_beyond_the_cores_are_told_with_what_to_do() -> None:
-    def told(num_threads: int, load: float | None) -> list[str]:
-        return oversubscription(num_threads=num_threads, cores=2, machine_cores=4, load=load)
-
-    assert told(2, 3.9) == told(1, None) == []
-    (threads,) = told(8, 0.0)
-    assert threads.startswith("8 threads for 2 usable cores: ")
-    assert threads.endswith("set device.num_threads or OMP_NUM_THREADS to 2 at most")
-    (busy,) = told(2, 4.5)  # of the whole machine, of which this process may use a half
-    assert busy.startswith("the load average is 4.5 on a machine of 4 cores: ")
-    assert len(told(3, 9.0)) == 2
+def test_threads_beyond_the_cores_are_told_with_what_to_do() -> None:
+    assert why_too_many_threads(num_threads=2, cores=2) is None
+    told = why_too_many_threads(num_threads=8, cores=2)
+    assert told is not None
+    assert told.startswith("8 threads for 2 usable cores: ")
+    assert told.endswith("set device.num_threads or OMP_NUM_THREADS to 2 at most")
 
 
-def test_an_oversubscribed_start_is_a_warning(
+def test_a_load_beyond_the_machines_cores_is_told() -> None:
+    assert why_too_busy(load=3.9, machine_cores=4) is None
+    assert why_too_busy(load=None, machine_cores=4) is None
+    told = why_too_busy(load=4.5, machine_cores=4)
+    assert told is not None
+    assert told.startswith("the load average is 4.5 on a machine of 4 cores: ")
+
+
+def test_more_threads_than_cores_are_a_warning_at_the_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(resolve, "available_cores", lambda: 1)
-    monkeypatch.setattr(resolve, "load_average", lambda: 0.0)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with caplog.at_level("WARNING", logger="engine.resolve"):
         configure_threads(EngineConfig(target="t"), torch.device("cpu"))

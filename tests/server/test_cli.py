@@ -270,6 +270,19 @@ def test_serve_says_where_it_is_and_how_to_ask_it(
     assert answers[1] == "some/target"
 
 
+def test_a_machine_that_is_busy_already_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", logger="server.commands.serve"):
+        monkeypatch.setattr(serve, "load_average", lambda: 0.5)
+        serve.warn_if_busy()
+        assert caplog.messages == []
+        monkeypatch.setattr(serve, "load_average", lambda: 999.0)
+        serve.warn_if_busy()
+    (message,) = caplog.messages
+    assert message.startswith("the load average is 999.0 on a machine of ")
+
+
 def settings_of(*argv: str) -> object:
     flags = [
         read_flag(name, name, value) for name, value in zip(argv[::2], argv[1::2], strict=True)
