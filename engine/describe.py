@@ -102,7 +102,7 @@ def log_start(details: Mapping[str, Any]) -> None:
         logger.info("%s: %s%s", name, path, f" ({why})" if why else "")
     small = target["small_steps"]
     why = f" ({small['reason']})" if small["reason"] else ""
-    logger.info("small steps run by: %s%s", small["path"], why)
+    logger.info("the target's steps run by: %s%s", small["path"], why)
     if draft is None:
         logger.info("draft: none; plain decoding")
     else:

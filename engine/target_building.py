@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TargetPath:
-    """How the target runs small steps, and why not faster."""
+    """How the target's steps run, and why not faster."""
 
     check: SelfCheck
     acceleration: Acceleration  # whose attention was checked
