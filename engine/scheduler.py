@@ -224,33 +224,35 @@ class Scheduler:
 
     def _admit(self, budget: int) -> list[SequenceStep]:
         shares: list[SequenceStep] = []
+        computing = [seq for seq in self._running if seq.kv_len < seq.num_prompt]
         for seq in tuple(self._waiting):
             if len(self._running) >= self._max_running or budget <= 0:
                 break
-            if self._awaits_twin(seq):
+            if self._awaits_twin(seq, computing):
                 continue
             share = self._try_admit(seq, budget)
             if share is None:
                 break
             self._waiting.remove(seq)
+            computing.append(seq)
             self._running.append(seq)
             self._running.sort(key=lambda s: s.arrival)
             shares.append(share)
             budget -= self._prefill_cost(share)
         return shares
 
-    def _awaits_twin(self, seq: SequenceState) -> bool:
-        """Whether the same prompt is being computed just now, for pages that seq will share.
+    def _awaits_twin(self, seq: SequenceState, computing: Sequence[SequenceState]) -> bool:
+        """Whether one of those who compute a prompt will have pages that seq can share.
 
         So several answers to one prompt compute it once. It lasts as long as a prefill does.
         """
-        if not self._pages.shares_prefixes or seq.max_cached_tokens < self._pages.page_size:
+        if not self._pages.shares_prefixes or seq.num_output > 0:
             return False
-        return seq.num_output == 0 and any(
-            other.num_output == 0
-            and other.kv_len < other.num_prompt
-            and other.request.prompt_ids == seq.request.prompt_ids
-            for other in self._running
+        num_shareable = seq.max_cached_tokens // self._pages.page_size
+        return any(
+            twin.kv_len // self._pages.page_size < num_shareable
+            and twin.request.prompt_ids == seq.request.prompt_ids
+            for twin in computing
         )
 
     def _try_admit(self, seq: SequenceState, budget: int) -> SequenceStep | None:

@@ -95,3 +95,13 @@ def test_rows_that_options_touch_are_counted_and_others_are_not() -> None:
     run_told(built, [Request("asks", PROMPT, params)])
     after = built.engine.snapshot()
     assert (after.num_processed_rows, after.num_logprob_rows) == (4, 4 + len(PROMPT) - 1)
+
+
+def test_once_a_prompt_is_there_all_who_waited_begin_together() -> None:
+    harness = Harness(prefix_cache=True, chunk=32, max_running=4)
+    for name in "abcd":
+        harness.scheduler.add(request(name, prompt_len=14))
+    harness.step()
+    assert harness.scheduler.num_running == 1
+    harness.step()
+    assert harness.scheduler.num_running == 4
