@@ -82,9 +82,9 @@ static inline void prefetch_row(const KV *row, int64_t head_dim, bool is_soon) {
   }
 }
 
-// Keys begin .. end - 1 of the block that starts at `start`.
+// Keys begin .. end - 1 of the block that starts at `start`; the sequence has some up to `last`.
 struct Block {
-  int64_t start, begin, end;
+  int64_t start, begin, end, last;
 };
 
 // Scores of Q queries; each key is loaded once for all of them.
@@ -98,7 +98,7 @@ static inline void score_keys(const PagedAttention<KV> &task, const Query *queri
       const int64_t at = i + j < block.end ? i + j : block.end - 1;
       k[j] = task.keys + task.slots[at] * task.slot_stride;
       if (is_first) {
-        const int64_t ahead = at + KEYS_AHEAD < block.end ? at + KEYS_AHEAD : block.end - 1;
+        const int64_t ahead = at + KEYS_AHEAD < block.last ? at + KEYS_AHEAD : block.last - 1;
         prefetch_row(task.keys + task.slots[ahead] * task.slot_stride, D, true);
         prefetch_row(task.values + task.slots[at] * task.slot_stride, D, false);
       }
@@ -246,7 +246,7 @@ ONE_COPY void attend(const PagedAttention<KV> *task, int64_t D) {
   }
   for (; start < stop; start += KEY_BLOCK) {
     const Block block = {start, first > start ? first : start,
-                         start + KEY_BLOCK < stop ? start + KEY_BLOCK : stop};
+                         start + KEY_BLOCK < stop ? start + KEY_BLOCK : stop, last};
     for (int64_t n = 0; n < count; n += MT)
       attend_queries(*task, queries + n, count - n < MT ? count - n : MT, D, block, n == 0);
   }
