@@ -12,6 +12,9 @@ from draft.network import DSparkNetwork
 
 _EMBEDDING, _LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 _FROZEN = (_EMBEDDING, _LM_HEAD)
+# Queries and keys of a target that does not norm them are longer than 1 a component; with weights
+# of 1 the draft's attention would begin almost flat. See docs/experiments.md.
+_HEAD_NORM = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,9 @@ def new_network(
     target's rows for them.
 
     Without `start` every matrix is random, with a standard deviation of 1 / sqrt(3 * inputs).
-    With it, layers and the final norm begin as the target's wherever the shapes agree, and the
-    projection of the taps begins by handing the last of them through.
+    With it, layers and the final norm begin as the target's wherever the shapes agree, norms of
+    queries and keys that it lacks sharpen attention, and the projection of the taps begins by
+    handing the last of them through.
     """
     with torch.device("meta"):
         network = DSparkNetwork(config, max_positions=max_positions, device=device)
@@ -81,10 +85,10 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Te
 
 def _begin_like(tensors: dict[str, Tensor], start: TargetWeights) -> None:
     for index, layer in enumerate(start.layers):
+        for norm in ("q_norm", "k_norm"):
+            tensors[f"layers.{index}.self_attn.{norm}.weight"].fill_(_HEAD_NORM)
         for name, tensor in layer.items():
             _take(tensors, f"layers.{index}.{name}", tensor)
-    if start.layers:  # the context is read by the same projections as a layer's input
-        _take(tensors, "hidden_norm.weight", start.layers[0].get("input_layernorm.weight"))
     _take(tensors, "norm.weight", start.final_norm)
     size = tensors["fc.weight"].shape[0]
     tensors["fc.weight"][:, -size:] = torch.eye(size)

@@ -145,6 +145,8 @@ def test_a_network_begins_as_the_target_where_shapes_agree() -> None:
         network.attentions[1].q_proj.get_parameter("weight"), torch.full((32, size), 2.0)
     )
     assert network.norm.weight.tolist() == [3.0] * size
+    assert set(network.attentions[0].k_norm.weight.tolist()) == {1.5}
+    assert set(network.hidden_norm.weight.tolist()) == {1.0}
     taps = torch.randn(5, CONFIG.aux_size)
     fc = network.fc.get_parameter("weight")
     assert torch.equal(fc[:, -size:], torch.eye(size))
