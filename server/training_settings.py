@@ -123,7 +123,8 @@ class StepsSection(Section):
     start: Literal["target", "scratch", "draft"] = Field(
         "target",
         description="target: layers and final norm begin as the target's where shapes agree; "
-        "scratch: random; draft: as start_draft, whose shape it takes.",
+        "scratch: random; draft: as start_draft, whose shape it takes (but design.draft_vocab_size "
+        "may make its vocabulary smaller).",
     )
     start_draft: FolderOrHubId | None = Field(None, description="Folder of a draft to begin with.")
     epochs: Count = Field(4, description="Visits of each sequence.")

@@ -1,7 +1,7 @@
 """Where a training begins: random weights, or what can be had from the target."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +12,7 @@ from draft.network import DSparkNetwork
 
 _EMBEDDING, _LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 _FROZEN = (_EMBEDDING, _LM_HEAD)
+_MARKOV_HEAD = "markov_head.markov_w2.weight"
 # Queries and keys of a target that does not norm them are longer than 1 a component; with weights
 # of 1 the draft's attention would begin almost flat. See docs/experiments.md.
 _HEAD_NORM = 1.5
@@ -64,6 +65,25 @@ def new_network(
         assert words is not None, "a reduced vocabulary without words"
         network.vocabulary.target_ids = words.to(device)
     return make_trainable(network)
+
+
+def with_words(
+    network: DSparkNetwork, words: Int[Tensor, "Vd"], *, max_positions: int
+) -> DSparkNetwork:
+    """The same draft, which had the whole vocabulary, with `words` alone: target ids, ascending."""
+    assert network.vocabulary is None, "words of words"
+    config = replace(network.config, draft_vocab_size=len(words))
+    tensors = network.state_dict()
+    device = network.norm.weight.device
+    with torch.device("meta"):
+        reduced = DSparkNetwork(config, max_positions=max_positions, device=device)
+    for name in (_LM_HEAD, _MARKOV_HEAD):
+        if name in tensors:
+            tensors[name] = tensors[name][words.to(device)]
+    reduced.load_state_dict(tensors, strict=True, assign=True)
+    assert reduced.vocabulary is not None
+    reduced.vocabulary.target_ids = words.to(device)
+    return reduced
 
 
 def make_trainable(network: DSparkNetwork) -> DSparkNetwork:

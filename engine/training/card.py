@@ -36,6 +36,9 @@ def model_card(
     """README.md, as a whole."""
     temperatures = ", ".join(f"{t:g}" for t in answers.temperatures)
     sets = ", ".join(f"{name} {count}" for name, count in data.sets.items())
+    words = "the target's whole vocabulary"
+    if config.draft_vocab_size is not None:
+        words = f"{config.draft_vocab_size} of the target's {config.vocab_size} tokens"
     markov = f"{config.markov_kind}, rank {config.markov_rank}" if config.markov_kind else "none"
     rows = {
         "target": f"{target}, fingerprint `{fingerprint}`",
@@ -43,6 +46,7 @@ def model_card(
         "size": f"{num_parameters / 1e6:.1f} M parameters, {config.num_layers} layers",
         "block": f"{config.block_size} draft tokens; mask token {config.mask_token_id}",
         "taps": f"outputs of the target's layers {', '.join(map(str, config.tap_layers))}",
+        "vocabulary": words,
         "Markov head": markov,
         "confidence head": "yes" if config.has_confidence_head else "no",
         "prompts": f"{sets} (malformed and repeated lines left out)",

@@ -7,15 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from draft import DraftLoadError, DSparkConfig, DSparkNetwork, TargetFacts, load_network
-from draft import read_config as read_draft_config
+from draft import DSparkConfig, DSparkNetwork
 from draft.training.errors import TrainingError
 from draft.training.examples import Examples, OnlineExamples, TokenSequence
 from draft.training.export import export_draft, write_text
 from draft.training.features import CachedExamples, cache_bytes
-from draft.training.initialising import make_trainable, new_network
 from draft.training.recipe import Recipe
 from draft.training.trainer import peak_bytes
 from engine import fingerprint
@@ -31,14 +27,9 @@ from engine.errors import LoadError
 from engine.resolve import configure_threads, resolve_device, resolve_dtype
 from engine.target_loading import by_transformers_alone, load_target
 from engine.training.answers import AnswerFile, Variant, count_missing, generate_answers
+from engine.training.beginning import begin_network
 from engine.training.card import TrainingData, model_card
 from engine.training.config import TrainingConfig
-from engine.training.design import (
-    design_draft,
-    frequent_words,
-    last_layers,
-    unused_token_id,
-)
 from engine.training.hidden import HiddenReader
 from engine.training.learning import Learned, Learning
 from engine.training.prompts import TrainingPrompt
@@ -118,7 +109,9 @@ class _Run:
                 f"answers.min_tokens, {config.answers.min_tokens}; accepted: at least one"
             )
         with by_transformers_alone(target.model, "sdpa"):
-            network = self._network(train + held_out)
+            network = begin_network(
+                config, target, train + held_out, seed=self._recipe.seed, device=self._device
+            )
             learned = self._learn(network, train, held_out)
         folder = config.output / "draft"
         export_draft(
@@ -171,71 +164,6 @@ class _Run:
             for answer in found
             if answer is not None and len(answer.answer_ids) >= config.min_tokens
         ]
-
-    def _network(self, sequences: Sequence[TokenSequence]) -> DSparkNetwork:
-        """The network that the training begins with."""
-        target, learning = self._target, self._config.learning
-        embedding = target.parts.embedding.get_parameter("weight").float()
-        head = target.parts.lm_head.get_parameter("weight").float()
-        if learning.start == "draft":
-            assert learning.start_draft is not None
-            return self._start_from(Path(learning.start_draft), embedding, head)
-        mask = self._config.design.mask_token_id
-        if mask is None:
-            texts = (sequence.token_ids for sequence in sequences)
-            mask = unused_token_id(texts, vocab_size=target.vocab_size)
-        if mask >= target.vocab_size:
-            raise LoadError(
-                f"design.mask_token_id: found {mask}; accepted: 0 to {target.vocab_size - 1}"
-            )
-        design = design_draft(self._config.design, target, mask_token_id=mask)
-        words = None
-        if design.draft_vocab_size is not None:
-            words = self._words(sequences, design.draft_vocab_size)
-        start = last_layers(target, design.num_layers) if learning.start == "target" else None
-        return new_network(
-            design,
-            embedding=embedding,
-            lm_head=head,
-            start=start,
-            max_positions=self._config.max_tokens,
-            seed=self._recipe.seed,
-            device=self._device,
-            words=words,
-        )
-
-    def _words(self, sequences: Sequence[TokenSequence], size: int) -> torch.Tensor:
-        """Of a reduced vocabulary: what the target says, and every way in which it ends."""
-        target = self._target
-        answers = [sequence.token_ids[sequence.num_prompt_tokens :] for sequence in sequences]
-        words = frequent_words(
-            answers, size=size, always=target.eos_ids, vocab_size=target.vocab_size
-        )
-        known, said = set(words.tolist()), sum(map(len, answers))
-        covered = sum(token_id in known for answer in answers for token_id in answer)
-        logger.info("draft vocabulary: %d tokens, %.2f %% of answers", size, 100 * covered / said)
-        return words
-
-    def _start_from(
-        self, folder: Path, embedding: torch.Tensor, head: torch.Tensor
-    ) -> DSparkNetwork:
-        target = self._target
-        facts = TargetFacts(target.hidden_size, target.num_layers, target.vocab_size)
-        try:
-            config = read_draft_config(folder, target=facts)
-            _refuse_untrainable(config)
-            network = load_network(
-                folder,
-                config,
-                embedding=embedding,
-                lm_head=head,
-                dtype=torch.float32,
-                device=self._device,
-                max_positions=self._config.max_tokens,
-            )
-        except DraftLoadError as error:
-            raise LoadError(f"training.start_draft: {error}") from error
-        return make_trainable(network)
 
     def _learn(
         self,
@@ -331,16 +259,6 @@ class _Run:
         return measure_accept_lengths(
             built, workload, temperatures=(0.0, 1.0), report=lambda label: None
         )
-
-
-def _refuse_untrainable(config: DSparkConfig) -> None:
-    """Only drafts of the kind that is exported here can be trained further."""
-    if not config.sample_from_anchor:
-        wanted = "true, for a draft that samples from its anchor"
-        raise DraftLoadError("sample_from_anchor", found=False, accepted=wanted)
-    if len(set(config.layers)) > 1 or config.layers[0].sliding_window or config.layers[0].causal:
-        accepted = "layers that all attend to the whole past"
-        raise DraftLoadError("layer_types", found="several kinds", accepted=accepted)
 
 
 def _counts(prompts: Sequence[TrainingPrompt]) -> dict[str, int]:

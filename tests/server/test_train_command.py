@@ -160,6 +160,36 @@ def test_a_training_can_begin_with_an_existing_draft(pair: TinyPair, tmp_path: P
     assert made["block_size"] == 4  # the given draft's, whatever the design says
 
 
+def test_a_smaller_vocabulary_is_learned_with_and_served(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = 20
+    config = write_config(tmp_path, pair, design__draft_vocab_size=words)
+    assert train(config, "--set", "training.max_steps=2") == 0
+    out, err = capsys.readouterr()
+    assert f"draft vocabulary: {words} tokens, " in err
+    assert "accept_rate@0" in out  # the engine loaded it
+    draft = tmp_path / "out" / "draft"
+    assert json.loads((draft / "config.json").read_text())["draft_vocab_size"] == words
+    assert f"{words} of the target's" in (draft / "README.md").read_text()
+
+    begun = write_config(
+        tmp_path,
+        pair,
+        design__draft_vocab_size=words,
+        training__start="draft",
+        training__start_draft=str(pair.draft),
+    )
+    again = ["--set", f"output={tmp_path / 'again'}", "--set", "training.max_steps=1"]
+    assert train(begun, *again) == 0
+    made = json.loads((tmp_path / "again" / "draft" / "config.json").read_text())
+    assert (made["draft_vocab_size"], made["block_size"]) == (words, 4)
+
+    third = ["--set", f"training.start_draft={draft}", "--set", f"output={tmp_path / 'third'}"]
+    assert train(begun, *third) == 1
+    assert "training.start_draft has a vocabulary of its own, of 20" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [

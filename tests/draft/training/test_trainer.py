@@ -9,11 +9,12 @@ import torch
 from draft.training.blocks import MicroBatch
 from draft.training.checkpoints import Checkpoints
 from draft.training.errors import TrainingError
-from draft.training.initialising import TargetWeights, new_network
+from draft.training.forward import guess_blocks
+from draft.training.initialising import TargetWeights, new_network, with_words
 from draft.training.recipe import Recipe
 from draft.training.trainer import Trainer, losses_of
 from draft.training.validating import validate
-from tests.draft.tiny import CONFIG, CPU, tiny_config
+from tests.draft.tiny import CONFIG, CPU, random_network, tiny_config
 from tests.draft.training.sequences import examples_of, tiny_head
 
 RECIPE = Recipe(epochs=4, sequences_per_step=4, sequences_per_micro_batch=2, num_anchors=5, seed=7)
@@ -152,6 +153,18 @@ def test_a_network_begins_as_the_target_where_shapes_agree() -> None:
     assert torch.equal(fc[:, -size:], torch.eye(size))
     assert network.embed_tokens.weight.data_ptr() == embedding.data_ptr()
     assert network.project_taps(taps).shape == (5, size)
+
+
+def test_a_draft_with_fewer_words_says_of_them_what_it_said_before() -> None:
+    whole = random_network(CONFIG)
+    words = torch.arange(1, CONFIG.vocab_size, 3)
+    reduced = with_words(whole, words, max_positions=64)
+    example = examples_of(CONFIG).example(0)
+    batch = MicroBatch.of([example], [torch.tensor([6, 9])], block_size=CONFIG.block_size)
+    with torch.no_grad():
+        before, after = guess_blocks(whole, batch), guess_blocks(reduced, batch)
+    torch.testing.assert_close(after.logits, before.logits[..., words])
+    torch.testing.assert_close(after.confidence_logits, before.confidence_logits)
 
 
 def test_another_configuration_cannot_continue_and_the_field_is_named(tmp_path: Path) -> None:
