@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from draft import ContextKernel, LinearFunction, Proposer
@@ -245,11 +246,17 @@ def _prepare_native(
     moved = settle(target.model, borrowers=[draft.network] if draft is not None else [])
     speed_up(target.model, native.linear)
     if draft is not None:
-        moved += settle(draft.network)
+        moved += settle(draft.network, besides=_to_be_stacked(draft))
         speed_up(draft.network, native.linear)
     if moved:
         logger.info("moved %.2f GiB of weights into large pages; none is held twice", moved / GIB)
     return native, None
+
+
+def _to_be_stacked(draft: LoadedDraft) -> list[nn.Parameter]:
+    """What the context writer gathers in a storage of its own: moved before, it would lie twice."""
+    owners = [m for a in draft.network.attentions for m in (a.k_proj, a.v_proj, a.k_norm)]
+    return [parameter for owner in owners for parameter in owner.parameters()]
 
 
 def _make_pool(

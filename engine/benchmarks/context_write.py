@@ -18,7 +18,7 @@ from draft import (
     LinearFunction,
 )
 from engine.benchmarks.statistics import Spread
-from engine.pool_size import parameter_bytes
+from engine.native.large_pages import CACHE_LINE, is_settled
 from kv_pool import KVPool, ReferenceAttention
 
 TOKEN_COUNTS = (1, 8, 64, 512)  # a plain step, a round, a batch's round, a prompt chunk
@@ -99,14 +99,34 @@ def measure_context_writes(
         value_difference=value_difference,
         path=path,
         reason=reason,
-        extra_bytes=bytes_beyond_parameters(network),
+        extra_bytes=bytes_beyond_parameters(network.layers),
     )
 
 
 def bytes_beyond_parameters(network: torch.nn.Module) -> int:
-    """Storage behind a module's parameters that is not theirs; 0 when nothing is kept twice."""
-    parameters = {p.data_ptr(): p for p in (*network.parameters(), *network.buffers())}
-    return parameter_bytes(network) - sum(p.numel() * p.itemsize for p in parameters.values())
+    """Storage behind a module's parameters that is not theirs; 0 when nothing is kept twice.
+
+    Large pages may hold other modules' parameters too, and padding up to the next cache line: there
+    only what lies between this module's own counts.
+    """
+    storages: dict[int, tuple[torch.UntypedStorage, set[tuple[int, int]]]] = {}
+    for tensor in (*network.parameters(), *network.buffers()):
+        storage = tensor.untyped_storage()
+        start = int(tensor.storage_offset()) * tensor.itemsize
+        extents = storages.setdefault(storage.data_ptr(), (storage, set()))[1]
+        extents.add((start, start + tensor.numel() * tensor.itemsize))
+    return sum(_uncovered(storage, sorted(extents)) for storage, extents in storages.values())
+
+
+def _uncovered(storage: torch.UntypedStorage, extents: Sequence[tuple[int, int]]) -> int:
+    """Bytes of a storage that no extent [start, end) covers."""
+    is_shared = is_settled(storage)
+    found, at = 0, extents[0][0] if is_shared else 0
+    for start, end in extents:
+        gap = start - at
+        found += gap if gap > 0 and not (is_shared and gap < CACHE_LINE) else 0
+        at = max(at, end)
+    return found + (0 if is_shared else storage.nbytes() - at)
 
 
 class _Bench:

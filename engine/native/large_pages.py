@@ -9,32 +9,40 @@ another one, and the old one is released. Nothing is held twice.
 """
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 LARGE_PAGE = 2 << 20
-_ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+CACHE_LINE = 64  # bytes, as many as the widest vector has
 
 
-def settle(module: nn.Module, *, borrowers: Sequence[nn.Module] = ()) -> int:
+def settle(
+    module: nn.Module,
+    *,
+    borrowers: Sequence[nn.Module] = (),
+    besides: Iterable[nn.Parameter] = (),
+) -> int:
     """Move the module's parameters; how many bytes have moved, 0 if they lie well already.
 
-    borrowers hold some of the same storages (a draft its target's head), and follow. Parameters
-    that are not plain tensors on the CPU stay where they are.
+    borrowers hold some of the same storages (a draft its target's head), and follow. `besides` and
+    parameters that are not plain tensors on the CPU stay where they are.
     """
+    staying = {p.untyped_storage().data_ptr() for p in besides}
     parameters = [p for m in (module, *borrowers) for p in m.parameters()]
     storages = {
         p.untyped_storage().data_ptr(): p.untyped_storage()
         for p in module.parameters()
-        if _is_plain(p) and not _is_settled(p.untyped_storage())
+        if _is_plain(p)
+        and not is_settled(p.untyped_storage())
+        and p.untyped_storage().data_ptr() not in staying
     }
     places, size = {}, 0
     for address, storage in storages.items():
         places[address] = size
-        size += -(-storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
+        size += -(-storage.nbytes() // CACHE_LINE) * CACHE_LINE
     if size == 0:
         return 0
     arena = _large_pages(size)
@@ -64,7 +72,7 @@ def _large_pages(size: int) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start)
 
 
-def _is_settled(storage: torch.UntypedStorage) -> bool:
+def is_settled(storage: torch.UntypedStorage) -> bool:
     """Whether this is (one of) our arenas: no other allocator begins and ends like that."""
     return storage.data_ptr() % LARGE_PAGE == 0 and storage.nbytes() % LARGE_PAGE == 0
 

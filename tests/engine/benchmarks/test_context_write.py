@@ -13,6 +13,7 @@ from engine.benchmarks.context_write import (
     bytes_beyond_parameters,
     measure_context_writes,
 )
+from engine.native.large_pages import settle
 from tests.engine.tiny_models import CPU, load_tiny_draft, tiny_target, write_tiny_draft
 
 
@@ -89,3 +90,16 @@ def test_memory_kept_twice_is_counted() -> None:
     assert bytes_beyond_parameters(whole) == 0
     whole.weight.data = torch.zeros(16, 8)[:8]  # a view of half of a storage
     assert bytes_beyond_parameters(whole) == 8 * 8 * 4
+
+
+def test_in_large_pages_only_what_lies_between_the_parameters_is_kept_twice() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    settle(module)
+    assert bytes_beyond_parameters(module) == 0
+    spare = torch.nn.Sequential(
+        torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False)
+    )
+    both = torch.zeros(3, 8, 8)
+    spare[0].weight.data, spare[1].weight.data = both[0], both[2]
+    settle(spare)
+    assert bytes_beyond_parameters(spare) == 8 * 8 * 4

@@ -33,6 +33,14 @@ def test_values_names_and_ties_are_kept() -> None:
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
+def test_what_shall_stay_stays() -> None:
+    model = _Tied()
+    place = model.middle.weight.data_ptr()
+    settle(model, besides=[model.middle.weight])
+    assert model.middle.weight.data_ptr() == place
+    assert model.embedding.weight.data_ptr() % LARGE_PAGE == 0
+
+
 def test_each_tensor_begins_with_a_cache_line_and_all_of_them_with_a_large_page() -> None:
     model = _Tied()
     settle(model)
