@@ -30,6 +30,7 @@ class HiddenReader:
         self._target = target
         self._tap_layers = tap_layers
         self._device = device
+        self._head = target.parts.lm_head.get_parameter("weight").detach().float()
 
     def __call__(self, token_ids: Int[Tensor, " T"]) -> HiddenStates:
         parts, model = self._target.parts, self._target.model
@@ -42,10 +43,9 @@ class HiddenReader:
 
     def _log_normaliser(self, final: Float[Tensor, "T E"]) -> Float[Tensor, "T"]:
         """Of the logits that a rounded final state gives: it is what training reads."""
-        head = self._target.parts.lm_head.get_parameter("weight").float()
         rows = final.to(torch.bfloat16).float()
         parts = [rows[at : at + _ROWS_AT_ONCE] for at in range(0, len(rows), _ROWS_AT_ONCE)]
-        return torch.cat([torch.logsumexp(part @ head.T, dim=-1) for part in parts])
+        return torch.cat([torch.logsumexp(part @ self._head.T, dim=-1) for part in parts])
 
     def refuse_other_heads(self) -> None:
         """A draft speaks through the target's head alone: what else is done to logits is lost.
