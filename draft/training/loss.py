@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from draft.training.forward import BlockGuesses
-from draft.vocabulary import UNSAYABLE
+from draft.training.vocabulary_losses import VocabularyLosses
 
 _TINY = 1e-6
 
@@ -66,12 +66,11 @@ def slot_losses(
     logits. The confidence is taught 1 - |q - p| / 2 as it is now; the gradient goes into the
     network too.
     """
-    log_q = torch.log_softmax(guesses.logits.float(), dim=-1)
-    cross_entropy = F.nll_loss(
-        log_q.flatten(0, 1), words.flatten(), reduction="none", ignore_index=UNSAYABLE
+    slots, width = words.numel(), p.shape[-1]
+    cross_entropy, l1 = VocabularyLosses.apply(  # type: ignore[no-untyped-call]
+        guesses.logits.reshape(slots, width), words.flatten(), p.view(slots, width)
     )
-    unsayable = (1 - p.sum(dim=-1)).clamp(min=0)
-    l1 = (log_q.exp() - p).abs().sum(dim=-1) + unsayable
+    cross_entropy, l1 = cross_entropy.view(words.shape), l1.view(words.shape)
     confidence = error = None
     if guesses.confidence_logits is not None:
         chance = (1 - l1.detach() / 2).clamp(0, 1)
@@ -79,4 +78,4 @@ def slot_losses(
             guesses.confidence_logits, chance, reduction="none"
         )
         error = (torch.sigmoid(guesses.confidence_logits.detach()) - chance).abs()
-    return SlotLosses(cross_entropy.view(l1.shape), l1, confidence, error)
+    return SlotLosses(cross_entropy, l1, confidence, error)

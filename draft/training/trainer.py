@@ -17,7 +17,7 @@ from draft.training.loss import SlotLosses, slot_losses, slot_weights
 from draft.training.recipe import Recipe
 
 _EPOCH_STREAM, _ANCHOR_STREAM = 1, 2
-_LIVE_LOGITS = 9  # tensors of [slots, Vd] in float32 at the worst moment: forward and backward
+_LIVE_LOGITS = 4  # tensors of [slots, Vd] in float32 at the worst moment: forward and backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def losses_of(network: DSparkNetwork, batch: MicroBatch, *, autocast: bool) -> S
     with torch.no_grad():
         head = network.lm_head.get_parameter("weight")
         logits = F.linear(batch.target_hidden.to(head.dtype), head).float()
-        p = torch.exp(logits - batch.log_normaliser[..., None])
+        p = logits.sub_(batch.log_normaliser[..., None]).exp_()
     return slot_losses(guesses, words, p)
 
 
