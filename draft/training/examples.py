@@ -15,11 +15,8 @@ class HiddenStates:
 
     taps: Float[Tensor, "T A"]  # the tapped layers side by side
     final: Float[Tensor, "T E"]  # after the final norm: what the target's head reads
-    log_normaliser: Float[Tensor, "T"]  # float32: log of the sum of exp of the target's logits
-
-
-# Token ids of one sequence -> its hidden states, by one teacher-forced pass of the target.
-ComputeHidden = Callable[[Int[Tensor, "T"]], HiddenStates]
+    # float32: log of the sum of exp of the target's logits; 0 in a prompt, where nobody asks for it
+    log_normaliser: Float[Tensor, "T"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +55,10 @@ class TokenSequence:
         return torch.arange(len(self.token_ids)) >= self.num_prompt_tokens
 
 
+# One teacher-forced pass of the target over one sequence.
+ComputeHidden = Callable[[TokenSequence], HiddenStates]
+
+
 class OnlineExamples:
     """Hidden states are computed anew whenever they are asked for.
 
@@ -79,9 +80,8 @@ class OnlineExamples:
         return self._sequences[index].is_answer()
 
     def example(self, index: int) -> Example:
-        token_ids = self.token_ids(index)
-        hidden = rounded(self._compute(token_ids))
-        return Example(token_ids, self.is_answer(index), hidden)
+        hidden = rounded(self._compute(self._sequences[index]))
+        return Example(self.token_ids(index), self.is_answer(index), hidden)
 
 
 def rounded(hidden: HiddenStates) -> HiddenStates:

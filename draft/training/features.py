@@ -76,7 +76,7 @@ class CachedExamples:
     def _write(self, number: int) -> None:
         tensors: dict[str, Tensor] = {}
         for index in self._shards[number]:
-            hidden = rounded(self._compute(self.token_ids(index)))
+            hidden = rounded(self._compute(self._sequences[index]))
             for name in _PARTS:
                 tensors[f"{index}.{name}"] = getattr(hidden, name).contiguous()
         try:

@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from draft.training.examples import HiddenStates
+from draft.training.examples import HiddenStates, TokenSequence
 from engine.errors import LoadError
 from engine.taps import Taps
 from engine.target_loading import LoadedTarget
@@ -32,32 +32,42 @@ class HiddenReader:
         self._device = device
         self._head = target.parts.lm_head.get_parameter("weight").detach().float()
 
-    def __call__(self, token_ids: Int[Tensor, " T"]) -> HiddenStates:
+    def __call__(self, sequence: TokenSequence) -> HiddenStates:
         parts, model = self._target.parts, self._target.model
         taps = Taps(embedding=parts.embedding, layers=parts.layers, layer_ids=self._tap_layers)
         with torch.no_grad(), taps:
-            ids = token_ids.to(self._device)[None]
+            ids = sequence.tensor().to(self._device)[None]
             backbone = model.get_decoder()  # type: ignore[operator]
             final = backbone(input_ids=ids, use_cache=False).last_hidden_state[0]
-            return HiddenStates(taps.take(len(token_ids)), final, self._log_normaliser(final))
+            log_normaliser = self._log_normaliser(final, start=sequence.num_prompt_tokens)
+            return HiddenStates(taps.take(final.shape[0]), final, log_normaliser)
 
-    def _log_normaliser(self, final: Float[Tensor, "T E"]) -> Float[Tensor, "T"]:
-        """Of the logits that a rounded final state gives: it is what training reads."""
-        rows = final.to(torch.bfloat16).float()
-        parts = [rows[at : at + _ROWS_AT_ONCE] for at in range(0, len(rows), _ROWS_AT_ONCE)]
-        return torch.cat([torch.logsumexp(part @ self._head.T, dim=-1) for part in parts])
+    def _log_normaliser(self, final: Float[Tensor, "T E"], *, start: int) -> Float[Tensor, "T"]:
+        """Of the logits that a rounded final state gives, which is what training reads.
+
+        From `start` on: anchors lie in the answer, and a head over a large vocabulary is half of
+        the work of a small target.
+        """
+        rows = final[start:].to(torch.bfloat16).float()
+        parts = [
+            torch.logsumexp(rows[at : at + _ROWS_AT_ONCE] @ self._head.T, dim=-1)
+            for at in range(0, len(rows), _ROWS_AT_ONCE)
+        ]
+        return torch.cat([rows.new_zeros(start), *parts])
 
     def refuse_other_heads(self) -> None:
         """A draft speaks through the target's head alone: what else is done to logits is lost.
 
         Raises LoadError where the target's logits are not head times final hidden state.
         """
-        ids = torch.arange(_PROBE_TOKENS) % self._target.vocab_size
-        final = self(ids).final
+        probe = TokenSequence(tuple(i % self._target.vocab_size for i in range(_PROBE_TOKENS)), 0)
+        final = self(probe).final
         head = self._target.parts.lm_head.get_parameter("weight")
         with torch.no_grad():
             ours = (final @ head.T).float()
-            theirs = self._target.model(input_ids=ids.to(self._device)[None], use_cache=False)
+            theirs = self._target.model(
+                input_ids=probe.tensor().to(self._device)[None], use_cache=False
+            )
         difference = (ours - theirs.logits[0].float()).abs().max()
         share = _TOLERANCE.get(self._target.dtype, _LOW_PRECISION_TOLERANCE)
         config: Any = self._target.model.config.get_text_config()  # type: ignore[union-attr,operator]

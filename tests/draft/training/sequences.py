@@ -17,8 +17,9 @@ class FakeTarget:
         self._head = tiny_head(config)
         self.num_passes = 0
 
-    def __call__(self, token_ids: Tensor) -> HiddenStates:
+    def __call__(self, sequence: TokenSequence) -> HiddenStates:
         self.num_passes += 1
+        token_ids = sequence.tensor()
         final = 2 * self._final[token_ids]
         normaliser = torch.logsumexp(final.bfloat16().float() @ self._head.T, dim=-1)
         return HiddenStates(self._taps[token_ids].cumsum(0), final, normaliser)

@@ -25,7 +25,7 @@ CONFIGS = {
 def examples(config: DSparkConfig, count: int = 2, *, length: int = 18) -> list[Example]:
     target = FakeTarget(config)
     return [
-        Example(s.tensor(), s.is_answer(), target(s.tensor()))
+        Example(s.tensor(), s.is_answer(), target(s))
         for s in sequences(count, vocab=config.vocab_size, length=length)
     ]
 

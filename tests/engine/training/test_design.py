@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from draft.training.examples import TokenSequence
 from engine.errors import LoadError
 from engine.target_loading import by_transformers_alone, dense_reference
 from engine.training.config import DesignConfig
@@ -77,17 +78,19 @@ def test_a_vocabulary_that_cannot_be_had_is_refused(size: int) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "mistral_window"])
 def test_hidden_states_are_those_that_transformers_names(name: str) -> None:
     target = tiny_target(name)
-    ids = torch.arange(3, 23)
+    ids, prompt = torch.arange(3, 23), 6
     with by_transformers_alone(target.model, "sdpa"):
         reader = HiddenReader(target=target, tap_layers=(-1, 1, 3), device=CPU)
         reader.refuse_other_heads()
-        found = reader(ids)
+        found = reader(TokenSequence(tuple(ids.tolist()), prompt))
     logits, taps = dense_reference(target.model, (-1, 1, 3), ids[None])
     torch.testing.assert_close(found.taps, taps, atol=1e-4, rtol=1e-4)
     head = target.parts.lm_head.get_parameter("weight")
     torch.testing.assert_close(found.final @ head.T, logits, atol=1e-4, rtol=1e-4)
     rounded = found.final.bfloat16().float() @ head.T
-    torch.testing.assert_close(found.log_normaliser, torch.logsumexp(rounded, dim=-1))
+    expected = torch.logsumexp(rounded, dim=-1)
+    torch.testing.assert_close(found.log_normaliser[prompt:], expected[prompt:])
+    assert found.log_normaliser[:prompt].tolist() == [0] * prompt
 
 
 def test_a_target_that_bends_its_logits_is_refused() -> None:
