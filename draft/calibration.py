@@ -6,6 +6,7 @@ too modest or too bold throughout, make the product of these chances agree with 
 really stood so far. Within a position the order of confidences never changes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,9 +58,24 @@ class ConfidenceRounds:
         """Whether the block stood up to and with each position."""
         return torch.arange(self.block_size) < self.num_accepted[:, None]
 
-    def survival(self, scaling: Scaling) -> Float[Tensor, "N K"]:
-        """The predicted chance of that: c_1 ... c_k."""
-        return scaling.chances(self.logits.double()).cumprod(dim=1)
+    def predicted(self, scaling: Scaling) -> "Predictions":
+        """The chance of that, c_1 ... c_k, beside what happened."""
+        return Predictions(scaling.chances(self.logits.double()).cumprod(dim=1), self.stood())
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Of N rounds: how likely each position was said to stand with all before it, and the truth."""
+
+    survival: Float[Tensor, "N K"]
+    stood: Bool[Tensor, "N K"]
+
+    @classmethod
+    def joined(cls, parts: Sequence["Predictions"]) -> "Predictions":
+        return cls(torch.cat([p.survival for p in parts]), torch.cat([p.stood for p in parts]))
+
+    def __len__(self) -> int:
+        return self.survival.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +137,16 @@ def _levelling_shifts(
     return (low + high) / 2
 
 
-def measure(rounds: ConfidenceRounds, scaling: Scaling) -> tuple[PositionMetrics, ...]:
-    """Of every position, on these rounds."""
-    survival, stood = rounds.survival(scaling), rounds.stood()
+def measure(predictions: Predictions) -> tuple[PositionMetrics, ...]:
+    """Of every position."""
+    survival, stood = predictions.survival, predictions.stood
     return tuple(
         PositionMetrics(
             ece=calibration_error(survival[:, k], stood[:, k], num_bins=REPORT_BINS),
             auc=area_under_curve(survival[:, k], stood[:, k]),
             brier=float((survival[:, k] - stood[:, k].double()).square().mean()),
         )
-        for k in range(rounds.block_size)
+        for k in range(survival.shape[1])
     )
 
 

@@ -1,4 +1,4 @@
-"""Fits the temperatures of a draft's confidences on one part of the prompts, judges on another."""
+"""Fits the temperatures of a draft's confidences; each prompt judges a fit that never saw it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,13 +6,7 @@ from pathlib import Path
 from statistics import mean
 
 from draft import DraftLoadError
-from draft.calibration import (
-    ConfidenceRounds,
-    PositionMetrics,
-    Scaling,
-    fit_scaling,
-    measure,
-)
+from draft.calibration import PositionMetrics, Predictions, Scaling, fit_scaling, measure
 from draft.calibration_file import Calibration, read_calibration
 from engine.benchmarks.arms import Report
 from engine.benchmarks.columns import columns
@@ -22,19 +16,19 @@ from engine.confidence_rounds import ConfidenceRecorder
 from engine.driving import drive
 from engine.errors import LoadError
 
-HELD_OUT_EVERY = 4  # of so many prompts one is kept for judging
-# Rounds. With fewer the fit follows the accidents of a few prompts.
-MIN_FITTED, MIN_HELD_OUT = 500, 150
+NUM_FOLDS = 4
+MIN_ROUNDS = 600  # with fewer the fit follows the accidents of a few prompts
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOutcome:
-    """Temperatures, and what they are worth on prompts that they have not seen."""
+    """Temperatures from all rounds, and what such a fit is worth on prompts that are new to it."""
 
     calibration: Calibration
+    as_said: Predictions  # of every round
+    as_scaled: Predictions  # likewise, by the fit on the folds that do not hold the round
     before: tuple[PositionMetrics, ...]
     after: tuple[PositionMetrics, ...]
-    held_out: ConfidenceRounds
     file: Path
 
     @property
@@ -58,7 +52,7 @@ class CalibrationOutcome:
             "temperatures": list(self.calibration.temperatures),
             "shifts": list(self.calibration.shifts),
             "fitted_rounds": self.calibration.num_samples,
-            "held_out_rounds": len(self.held_out),
+            "folds": NUM_FOLDS,
             "ece_before_mean": mean(self.calibration.ece_before),
             "ece_after_mean": mean(self.calibration.ece_after),
             "before": [_values(metrics) for metrics in self.before],
@@ -90,16 +84,16 @@ def check_can_calibrate(built: Built, folder: Path, *, replace: bool) -> None:
         )
 
 
-def held_out_prompts(categories: Sequence[str]) -> list[bool]:
-    """Which prompts judge: one of four, of every category, beginning elsewhere in each."""
+def fold_of_each(categories: Sequence[str]) -> list[int]:
+    """The prompts' folds: those of a category in turns, beginning elsewhere in each."""
     seen: dict[str, int] = {}
     offsets = {name: i for i, name in enumerate(dict.fromkeys(categories))}
-    held = []
+    folds = []
     for name in categories:
         place = seen.get(name, 0)
         seen[name] = place + 1
-        held.append((place + offsets[name]) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1)
-    return held
+        folds.append((place + offsets[name]) % NUM_FOLDS)
+    return folds
 
 
 def calibrate(
@@ -118,29 +112,43 @@ def calibrate(
     report(f"collecting from {len(workload.prompts)} prompts")
     requests = workload.requests()
     drive(built.engine, requests, concurrency=workload.concurrency)
-    is_held_out = held_out_prompts([prompt.category for prompt in workload.prompts])
-    held = {r.request_id for r, is_held in zip(requests, is_held_out, strict=True) if is_held}
+    folds = fold_of_each([prompt.category for prompt in workload.prompts])
+    fold_of = {r.request_id: fold for r, fold in zip(requests, folds, strict=True)}
     block_size = built.engine.info.block_size
-    fitted = recorder.rounds(block_size=block_size, of=lambda name: name not in held)
-    held_out = recorder.rounds(block_size=block_size, of=lambda name: name in held)
-    if len(fitted) < MIN_FITTED or len(held_out) < MIN_HELD_OUT:
+    rounds = recorder.rounds(block_size=block_size, of=lambda name: True)
+    if len(rounds) < MIN_ROUNDS or len(set(folds)) < NUM_FOLDS:
         raise LoadError(
-            f"found {len(fitted)} rounds to fit on and {len(held_out)} held out (one "
-            f"prompt of {HELD_OUT_EVERY}); accepted: at least {MIN_FITTED} and {MIN_HELD_OUT}, so "
-            "ask more prompts or for more tokens (--num-prompts, --max-tokens)"
+            f"found {len(rounds)} rounds of {len(folds)} prompts in {len(set(folds))} folds; "
+            f"accepted: at least {MIN_ROUNDS} in {NUM_FOLDS}, so ask more prompts or for more "
+            "tokens (--num-prompts, --max-tokens)"
         )
-    report(f"fitting on {len(fitted)} rounds")
-    scaling = fit_scaling(fitted)
-    before, after = measure(held_out, Scaling.identity(block_size)), measure(held_out, scaling)
+    report(f"fitting on {len(rounds)} rounds")
+    as_said, as_scaled = _judge(recorder, fold_of, block_size=block_size)
+    scaling, before, after = fit_scaling(rounds), measure(as_said), measure(as_scaled)
     calibration = Calibration(
         temperatures=scaling.temperatures,
         shifts=scaling.shifts,
         dataset=dataset,
-        num_samples=len(fitted),
+        num_samples=len(rounds),
         ece_before=tuple(metrics.ece for metrics in before),
         ece_after=tuple(metrics.ece for metrics in after),
     )
-    return CalibrationOutcome(calibration, before, after, held_out, calibration.write(folder))
+    file = calibration.write(folder)
+    return CalibrationOutcome(calibration, as_said, as_scaled, before, after, file)
+
+
+def _judge(
+    recorder: ConfidenceRecorder, fold_of: Mapping[str, int], *, block_size: int
+) -> tuple[Predictions, Predictions]:
+    """Every round as the head says it, and by a fit on the other folds."""
+    as_said, as_scaled = [], []
+    for fold in range(NUM_FOLDS):
+        inside = {name for name, own in fold_of.items() if own == fold}
+        judging = recorder.rounds(block_size=block_size, of=inside.__contains__)
+        others = recorder.rounds(block_size=block_size, of=(fold_of.keys() - inside).__contains__)
+        as_said.append(judging.predicted(Scaling.identity(block_size)))
+        as_scaled.append(judging.predicted(fit_scaling(others)))
+    return Predictions.joined(as_said), Predictions.joined(as_scaled)
 
 
 def _values(metrics: PositionMetrics) -> dict[str, float | None]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from draft.calibration import Scaling, reliability
+from draft.calibration import reliability
 from draft.training.whole_file import whole_file
 from engine.benchmarks.calibrating import CalibrationOutcome
 
@@ -10,23 +10,19 @@ PLOT_NAME = "calibration.png"
 
 
 def draw_reliability(outcome: CalibrationOutcome, path: Path) -> None:
-    """Every position before and after, on held-out rounds, as a PNG.
+    """Every position before and after, each round read as its fold's fit has it, as a PNG.
 
     Raises ImportError without matplotlib.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rounds, scaling = outcome.held_out, outcome.calibration.scaling
-    stood = rounds.stood()
     figure = Figure(figsize=(10, 5), layout="constrained")
-    as_said = Scaling.identity(rounds.block_size)
-    versions = (("as the head says", as_said), ("calibrated", scaling))
-    for axes, (title, version) in zip(figure.subplots(1, 2), versions, strict=True):
-        survival = rounds.survival(version)
+    versions = (("as the head says", outcome.as_said), ("calibrated", outcome.as_scaled))
+    for axes, (title, predictions) in zip(figure.subplots(1, 2), versions, strict=True):
         axes.plot([0, 1], [0, 1], color="gray", linewidth=1)
-        for k in range(rounds.block_size):
-            bins = reliability(survival[:, k], stood[:, k])
+        for k in range(predictions.survival.shape[1]):
+            bins = reliability(predictions.survival[:, k], predictions.stood[:, k])
             xs, ys = [b.prediction for b in bins], [b.outcome for b in bins]
             axes.plot(xs, ys, "o-", markersize=3, label=f"position {k}")
         axes.set_title(title)

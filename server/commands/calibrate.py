@@ -1,11 +1,12 @@
 """Fit a temperature, and a shift if it helps, for each position of a block, so that the draft's
 confidences mean what they say, and write them beside the draft as calibration.json.
 
-The engine runs the prompts and verifies every draft token. They are fitted on three prompts of
-four (sequential temperature scaling); the table shows expected calibration error (ECE), area
-under the curve (AUC) and Brier score on the fourth, before and after. A reliability plot goes
-beside the file if matplotlib is there. A fit wants many rounds and prompts of all kinds: ask for
---num-prompts 60, not for a dozen. The last line is JSON."""
+The engine runs the prompts and verifies every draft token (sequential temperature scaling). The
+table shows expected calibration error (ECE), area under the curve (AUC) and Brier score before and
+after, where each quarter of the prompts is read by a fit on the other three; what is written is
+fitted on all. A reliability plot goes beside the file if matplotlib is there. A fit wants many
+rounds and prompts of all kinds: ask for --num-prompts 60, not for a dozen. The last line is
+JSON."""
 
 import argparse
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from draft.calibration import (
     GRID,
     ConfidenceRounds,
+    PositionMetrics,
     Scaling,
     area_under_curve,
     calibration_error,
@@ -29,6 +30,14 @@ def rounds_of(truth: tuple[float, ...], *, count: int = 40_000, seed: int = 0) -
     return ConfidenceRounds(honest * torch.tensor(truth), accepted)
 
 
+def _judged(
+    rounds: ConfidenceRounds, scaling: Scaling
+) -> tuple[tuple[PositionMetrics, ...], tuple[PositionMetrics, ...]]:
+    """As the head says it, and scaled."""
+    as_said = Scaling.identity(rounds.block_size)
+    return measure(rounds.predicted(as_said)), measure(rounds.predicted(scaling))
+
+
 @pytest.mark.parametrize("truth", [(1.0, 1.0, 1.0), (2.0, 0.5, 3.0), (0.25, 4.0, 1.0)])
 def test_known_temperatures_are_found_within_a_step_of_the_grid(truth: tuple[float, ...]) -> None:
     found = fit_scaling(rounds_of(truth))
@@ -46,7 +55,7 @@ def test_a_head_that_is_too_modest_throughout_is_shifted() -> None:
     assert found.shifts == pytest.approx((1.5, 1.5), abs=0.4)
     other = rounds_of((1.0, 1.0), seed=1)
     other = ConfidenceRounds(other.logits - 1.5, other.num_accepted)
-    before, after = measure(other, Scaling.identity(2)), measure(other, found)
+    before, after = _judged(other, found)
     assert all(a.ece < b.ece / 4 for a, b in zip(after, before, strict=True))
 
 
@@ -54,7 +63,7 @@ def test_the_error_falls_to_less_than_half_on_rounds_that_were_not_fitted() -> N
     truth = (3.0, 0.4, 2.5)
     scaling = fit_scaling(rounds_of(truth))
     other = rounds_of(truth, seed=1)
-    before, after = measure(other, Scaling.identity(3)), measure(other, scaling)
+    before, after = _judged(other, scaling)
     for b, a in zip(before, after, strict=True):
         assert a.ece < b.ece / 2
         assert a.ece < 0.02
@@ -67,7 +76,7 @@ def test_the_order_within_a_position_is_kept() -> None:
     scaled = scaling.chances(rounds.logits.double())
     for k in range(2):
         assert torch.equal(scaled[:, k].argsort(), rounds.logits[:, k].double().argsort())
-    first_before, first_after = (measure(rounds, s)[0] for s in (Scaling.identity(2), scaling))
+    first_before, first_after = (found[0] for found in _judged(rounds, scaling))
     assert first_after.auc == pytest.approx(first_before.auc)
 
 
@@ -93,7 +102,7 @@ def test_survival_is_the_product_of_chances_and_stood_its_outcome() -> None:
     rounds = ConfidenceRounds(torch.tensor([[0.0, 2.0], [-1.0, 0.0]]), torch.tensor([1, 2]))
     chances = torch.sigmoid(rounds.logits.double() / torch.tensor([1.0, 2.0]))
     expected = torch.stack([chances[:, 0], chances[:, 0] * chances[:, 1]], dim=1)
-    torch.testing.assert_close(rounds.survival(Scaling((1.0, 2.0), (0.0, 0.0))), expected)
+    torch.testing.assert_close(rounds.predicted(Scaling((1.0, 2.0), (0.0, 0.0))).survival, expected)
     assert rounds.stood().tolist() == [[True, False], [True, True]]
 
 
