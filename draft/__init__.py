@@ -8,7 +8,7 @@ from draft.config import DSparkConfig, LayerConfig, TargetFacts
 from draft.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
 from draft.errors import DraftLoadError
 from draft.kernels import BlockKernel, BlockPass, ContextKernel
-from draft.linear import LinearFunction, replace_linears
+from draft.linear import LinearFunction, replace_linears, widening_linear
 from draft.loading import load_network
 from draft.network import DSparkNetwork
 from draft.proposer import DSparkProposer, NoDraft, Proposer
@@ -38,4 +38,5 @@ __all__ = [
     "load_network",
     "read_config",
     "replace_linears",
+    "widening_linear",
 ]

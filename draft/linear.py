@@ -4,12 +4,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from draft.network import DSparkNetwork
 
 # (x [..., K], weight [N, K], bias [N] or None) -> [..., N]: F.linear or what stands in for it.
 LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def widening_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """F.linear for a weight that may be narrower than x: widened first, which loses nothing."""
+    return F.linear(x, weight.to(x.dtype), bias)
 
 
 def replace_linears(

@@ -53,7 +53,12 @@ def _difference(attentions: Sequence[BlockAttention]) -> str | None:
     if len({(a.rotary.theta, a.rotary.num_positions) for a in attentions}) > 1:
         return "RoPE parameters differ between layers"
     tensors = [t for a in attentions for t in _parameters(a) if t is not None]
-    if len({(t.dtype, t.device) for t in tensors}) > 1:
+    kinds: Sequence[Sequence[Tensor]] = (
+        [p.weight for p in projections],
+        [p.bias for p in projections if p.bias is not None],
+        [a.k_norm.weight for a in attentions],
+    )
+    if any(len({(t.dtype, t.device) for t in kind}) > 1 for kind in kinds):
         return "dtype or device differs between layers"
     if len({p.weight.shape for p in projections}) > 1:
         return "the shape of projections differs between layers"

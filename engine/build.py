@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from draft import ContextKernel, LinearFunction, Proposer
+from draft import ContextKernel, LinearFunction, Proposer, widening_linear
 from engine import attention_hook
 from engine.acceleration import Acceleration, choose_acceleration
 from engine.acceptance_watch import AcceptanceWatch
@@ -23,6 +22,7 @@ from engine.draft_building import (
     make_proposer,
 )
 from engine.draft_loading import LoadedDraft, load_draft
+from engine.draft_precision import choose_precision
 from engine.draft_trials import explain_collapse
 from engine.engine import Engine
 from engine.graphs.building import Graphs, record_graphs
@@ -223,7 +223,7 @@ def wire_engine(
         draft=draft,
         proposer=proposer,
         memory=memory,
-        linear=native.linear if native is not None else F.linear,
+        linear=native.linear if native is not None else widening_linear,
         runner=graphs.target,
         pool=pool,
         context_kernel=context_kernel(native) or acceleration.context_kernel,
@@ -237,17 +237,21 @@ def _prepare_native(
     device: torch.device,
 ) -> tuple[Native | None, str | None]:
     """Native kernels for both models' linear layers, or the reason why not."""
+    native, reason = None, None
     try:
         native = prepare_native(
             wanted=config.native_kernels != "off", dtype=target.dtype, device=device
         )
     except NativeUnavailable as error:
-        return None, str(error)
+        reason = str(error)
+    if draft is not None:
+        choose_precision(config, draft.network, native=native, device=device)
+    if native is None:
+        return None, reason
     moved = settle(target.model, borrowers=[draft.network] if draft is not None else [])
     speed_up(target.model, native.linear)
     if draft is not None:
         moved += settle(draft.network, besides=_to_be_stacked(draft))
-        speed_up(draft.network, native.linear)
     if moved:
         logger.info("moved %.2f GiB of weights into large pages; none is held twice", moved / GIB)
     return native, None

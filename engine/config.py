@@ -21,6 +21,7 @@ class EngineConfig:
     max_model_len: int | None = None  # tokens; None: the target's own limit
     draft: str | None = None  # folder or hub id; None: no speculation
     draft_revision: str | None = None
+    draft_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the draft's matrices
     allow_other_target: bool = False  # a draft that names another target is taken all the same
     num_draft_tokens: int | None = None  # verified per round; None: the draft's block size
     confidence_threshold: float | None = None  # None: every draft token is verified

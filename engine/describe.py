@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from draft import Proposer
+from draft.matrices import matrices_dtype
 from engine.config import EngineConfig
 from engine.draft_building import DraftPath
 from engine.draft_loading import LoadedDraft
@@ -52,6 +53,7 @@ def describe(
         },
         "draft": {
             "path": config.draft,
+            "matrices": str(matrices_dtype(draft.network)).removeprefix("torch."),
             "block_size": draft.config.block_size,
             "sample_from_anchor": draft.config.sample_from_anchor,
             "vocab_size": draft.config.num_outputs,
@@ -108,9 +110,9 @@ def log_start(details: Mapping[str, Any]) -> None:
     else:
         logger.info(
             "draft: %s, blocks of %d of which %d are verified (anchor and bonus not counted), "
-            "%d layers, taps %s",
+            "%d layers, taps %s, matrices in %s",
             *(draft[name] for name in ("path", "block_size", "num_draft_tokens", "layers")),
-            draft["tap_layers"],
+            *(draft[name] for name in ("tap_layers", "matrices")),
         )
         if draft["confidence_threshold"] is not None:
             logger.info(

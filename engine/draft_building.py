@@ -14,6 +14,7 @@ from draft import (
     DSparkProposer,
     NoDraft,
     Proposer,
+    widening_linear,
 )
 from draft.calibration import Scaling
 from engine.budget import ConfidenceThreshold, VerifyAll, VerifyBudget
@@ -23,6 +24,7 @@ from engine.errors import LoadError
 from engine.native.compiling import NativeUnavailable
 from engine.native.draft_context import NativeContext
 from engine.native.draft_round import NativeRound
+from engine.native.linear import as_loaded
 from engine.native.setup import DRAFT_ROWS, LINEAR_ROWS, Native
 from kv_pool import AttentionBackend, KVPool, ReferenceAttention
 
@@ -109,7 +111,7 @@ def make_proposer(
     """
     if draft is None:
         return NoDraft()
-    linear = native.linear if native is not None else torch.nn.functional.linear
+    linear = native.linear if native is not None else widening_linear
     try:
         return DSparkProposer(
             network=draft.network,
@@ -156,9 +158,10 @@ def difference_of(network: DSparkNetwork, kernel_over: Callable[[KVPool], BlockK
     found = kernel.run(request)
     if found is None:
         raise NativeUnavailable(kernel.reason or "it declines a small batch")
-    expected = reference.run_block(request)
+    with as_loaded(network):
+        expected, block = reference.run_block(request), reference.propose(request)
     picked = found.draft_ids
-    if picked is not None and not torch.equal(picked, reference.propose(request).draft_ids):
+    if picked is not None and not torch.equal(picked, block.draft_ids):
         return float("inf")
     return max(
         float((a - b).abs().max() / b.abs().max())

@@ -23,6 +23,7 @@ def to_engine_config(settings: Settings) -> EngineConfig:
         max_model_len=count_or_none(model.max_model_len),
         draft=speculative.draft_model if speculative.algorithm != "none" else None,
         draft_revision=speculative.draft_revision,
+        draft_dtype=speculative.draft_dtype,
         allow_other_target=speculative.allow_other_target,
         num_draft_tokens=count_or_none(speculative.num_draft_tokens),
         confidence_threshold=(

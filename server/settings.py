@@ -88,6 +88,12 @@ class SpeculativeSection(Section):
     draft_revision: Text | None = Field(
         None, description="Branch, tag or commit of a draft's hub id."
     )
+    draft_dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="Number format in which the draft's matrices lie in memory; auto is "
+        "model.dtype, but bfloat16 beside a float32 target on CPU if the checkpoint's own lose "
+        "nothing by it. Products are in model.dtype all the same; the head's copy is rounded.",
+    )
     allow_other_target: bool = Field(
         False,
         description="Take a draft that was trained for other weights than this target's, which is "

@@ -7,9 +7,12 @@ import os
 import platform
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from engine.machine import cxx_compiler
 
@@ -21,6 +24,11 @@ _SOURCES = (
 )
 _FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-shared")
 _FOLDER = Path(__file__).parent
+_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
+# What matrices may be, and how the names of the functions for them end.
+_SUFFIXES = {torch.float32: "", torch.bfloat16: "_bfloat16"}
+
+_ByDType = Mapping[torch.dtype, Any]
 
 
 class NativeUnavailable(Exception):
@@ -29,14 +37,13 @@ class NativeUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The compiled functions; see kernels.cpp for what they take."""
+    """The compiled functions, by the precision of matrices; see kernels.cpp for what they take."""
 
-    linear: Any
-    decode: Any
-    decode_bfloat16: Any
+    linear: _ByDType
+    decode: _ByDType
+    draft_round: _ByDType
+    draft_context: _ByDType
     state_size: Any
-    draft_round: Any
-    draft_context: Any
     has_head_dim: Any
     library: Path
 
@@ -106,26 +113,27 @@ def _load(library: Path) -> Kernels:
         loaded = ctypes.CDLL(str(library))
     except OSError as error:
         raise NativeUnavailable(f"cannot load {library}: {error}") from error
-    loaded.dspark_linear.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 4
-    loaded.dspark_linear.restype = None
-    for decode in (loaded.dspark_decode, loaded.dspark_decode_bfloat16):
-        decode.argtypes = [ctypes.c_void_p] * 2
-        decode.restype = None
-    loaded.dspark_state_size.argtypes = [ctypes.c_int64]
-    loaded.dspark_state_size.restype = ctypes.c_int64
-    loaded.dspark_draft_round.argtypes = [ctypes.c_void_p] * 2
-    loaded.dspark_draft_round.restype = ctypes.c_int64
-    loaded.dspark_draft_context.argtypes = [ctypes.c_void_p]
-    loaded.dspark_draft_context.restype = ctypes.c_int64
-    loaded.dspark_has_head_dim.argtypes = [ctypes.c_int64]
-    loaded.dspark_has_head_dim.restype = ctypes.c_int64
     return Kernels(
-        linear=loaded.dspark_linear,
-        decode=loaded.dspark_decode,
-        decode_bfloat16=loaded.dspark_decode_bfloat16,
-        state_size=loaded.dspark_state_size,
-        draft_round=loaded.dspark_draft_round,
-        draft_context=loaded.dspark_draft_context,
-        has_head_dim=loaded.dspark_has_head_dim,
+        linear=_functions(loaded, "linear", [_POINTER] * 4 + [_COUNT] * 4, None),
+        decode=_functions(loaded, "decode", [_POINTER] * 2, None),
+        draft_round=_functions(loaded, "draft_round", [_POINTER] * 2, _COUNT),
+        draft_context=_functions(loaded, "draft_context", [_POINTER], _COUNT),
+        state_size=_function(loaded, "state_size", [_COUNT], _COUNT),
+        has_head_dim=_function(loaded, "has_head_dim", [_COUNT], _COUNT),
         library=library,
     )
+
+
+def _functions(
+    loaded: ctypes.CDLL, name: str, arguments: list[type], result: type | None
+) -> dict[torch.dtype, Any]:
+    return {
+        dtype: _function(loaded, name + suffix, arguments, result)
+        for dtype, suffix in _SUFFIXES.items()
+    }
+
+
+def _function(loaded: ctypes.CDLL, name: str, arguments: list[type], result: type | None) -> Any:
+    function = getattr(loaded, f"dspark_{name}")
+    function.argtypes, function.restype = arguments, result
+    return function

@@ -60,10 +60,7 @@ class NativeDecoder:
         self._num_threads = num_threads
         self._sizes = sizes = _sizes_of(config)
         self._dtype = backbone.embed_tokens.weight.dtype
-        self._decode = {
-            torch.float32: kernels.decode,
-            torch.bfloat16: kernels.decode_bfloat16,
-        }.get(self._dtype)
+        self._decode = kernels.decode.get(self._dtype)
         if self._decode is None:
             raise NativeUnavailable(f"there is no code for {self._dtype}")
         self._embedding = self._matrix(backbone.embed_tokens.weight)

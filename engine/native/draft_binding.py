@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ _PLAIN_TENSORS: tuple[type[Tensor], ...] = (Tensor, nn.Parameter)  # a quantised
 class Binding:
     """The structs of a network, and all that they point to."""
 
+    run: Any  # the kernel for matrices of their precision
     draft: DraftStruct
     layers: ctypes.Array[DraftLayerStruct]
     seats: "Seats"
@@ -71,7 +73,10 @@ def bind(network: DSparkNetwork, pool: KVPool, kernels: Kernels) -> Binding:
     seats = Seats(network)
     if seats.has_hooks:
         raise NativeUnavailable("it has hooks, which a native pass would pass by")
-    keeper = _Keeper()
+    keeper = _Keeper(network.lm_head)
+    run = kernels.draft_round.get(keeper.dtype)
+    if run is None:
+        raise NativeUnavailable(f"its matrices are of {keeper.dtype}")
     chain, chain_reason = _chain(network, keeper)
     structs = [
         _layer(layer, pool.draft_keys[i], pool.draft_values[i], keeper)
@@ -99,7 +104,7 @@ def bind(network: DSparkNetwork, pool: KVPool, kernels: Kernels) -> Binding:
         lm_head=keeper.linear("lm_head", network.lm_head),
         chain=chain,
     )
-    return Binding(draft, layers, seats, tuple(keeper.kept), chain_reason)
+    return Binding(run, draft, layers, seats, tuple(keeper.kept), chain_reason)
 
 
 def _layer(layer: DraftLayer, keys: Tensor, values: Tensor, keeper: "_Keeper") -> DraftLayerStruct:
@@ -154,30 +159,34 @@ def _chain(network: DSparkNetwork, keeper: "_Keeper") -> tuple[ChainStruct, str 
 
 def _longest_rows(w2: Tensor) -> Tensor:
     """Of each stretch of rows, the length of the longest."""
-    lengths = torch.linalg.vector_norm(w2, dim=1)
+    lengths = torch.linalg.vector_norm(w2, dim=1, dtype=torch.float32)
     padding = -len(lengths) % CHAIN_COLUMNS
     return nn.functional.pad(lengths, (0, padding)).view(-1, CHAIN_COLUMNS).amax(dim=1)
 
 
 class _Keeper:
-    """Addresses of tensors that must live as long as the structs."""
+    """Addresses of tensors that must live as long as the structs.
 
-    def __init__(self) -> None:
+    Matrices have the precision of the head, everything else is float32.
+    """
+
+    def __init__(self, head: nn.Module) -> None:
         self.kept: list[Tensor] = []
+        self.dtype = head.weight.dtype if type(head) is nn.Linear else torch.float32
 
     def linear(self, name: str, module: nn.Module) -> int:
         if type(module) is not nn.Linear or has_bias(module):
             kind = type(module).__name__
             raise NativeUnavailable(f"{name} is a {kind}, not a linear layer without bias")
-        return self.tensor(name, module.weight)
+        return self.tensor(name, module.weight, self.dtype)
 
     def norm(self, name: str, module: nn.Module) -> int:
         if type(module) is not RMSNorm:
             raise NativeUnavailable(f"{name} is a {type(module).__name__}, not an RMSNorm")
         return self.tensor(name, module.weight)
 
-    def tensor(self, name: str, tensor: Tensor) -> int:
-        if not is_readable(tensor):
+    def tensor(self, name: str, tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
+        if not is_readable(tensor, dtype):
             raise NativeUnavailable(f"{name} is a {type(tensor).__name__} of {tensor.dtype}")
         self.kept.append(tensor.detach())
         return tensor.data_ptr()
@@ -187,10 +196,10 @@ def has_bias(layer: nn.Linear) -> bool:
     return layer.bias is not None
 
 
-def is_readable(tensor: Tensor) -> bool:
-    """Whether a kernel can read the tensor as it lies."""
-    is_float = tensor.dtype == torch.float32 and tensor.device.type == "cpu"
-    return is_float and tensor.is_contiguous() and type(tensor) in _PLAIN_TENSORS
+def is_readable(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether a kernel for numbers of this kind can read the tensor as it lies."""
+    is_ours = tensor.dtype == dtype and tensor.device.type == "cpu"
+    return is_ours and tensor.is_contiguous() and type(tensor) in _PLAIN_TENSORS
 
 
 def _address(tensor: Tensor | None) -> int:

@@ -15,9 +15,11 @@
 #define MAX_CHAIN_SEQUENCES 64
 #define BOUND_MARGIN 1.001f     // far more than rounding can add to a bias
 
+template <class W>
 struct Chain {
   int64_t num_outputs, block_size, rank;
-  const float *w1, *w2;       // [V, r], [Vd, r]; null where rank is 0
+  const float *w1;            // [V, r]; null where rank is 0
+  const W *w2;                // [Vd, r], likewise
   const float *longest;       // |row| at most, of each stretch of W2; null where rank is 0
   const int64_t *target_ids;  // [Vd]; null: draft ids are target ids
   const float *confidence, *confidence_bias;  // [E] or [E + r], [1]; null: no such head
@@ -47,12 +49,13 @@ static inline void share_stretches(int64_t columns, int rank, int size, int64_t 
   if (*end > columns) *end = columns;
 }
 
-static inline float dot(const float *x, const float *w, int64_t n) {
+template <class T>
+static inline float dot(const T *x, const T *w, int64_t n) {
   vec sums = {};
   int64_t i = 0;
   for (; i + VL <= n; i += VL) sums += load(x + i) * load(w + i);
   float sum = sum_lanes(sums);
-  for (; i < n; i++) sum += x[i] * w[i];
+  for (; i < n; i++) sum += as_float(x[i]) * as_float(w[i]);
   return sum;
 }
 
@@ -102,8 +105,9 @@ struct RowBest {
   }
 };
 
+template <class W>
 struct ChainWorker {
-  const Chain &chain;
+  const Chain<W> &chain;
   const ChainPass &pass;
   const float *hidden;  // [B, K, E]
   const int64_t *anchor_ids;
@@ -169,7 +173,7 @@ struct ChainWorker {
     float biases[CHAIN_COLUMNS];
     RowBest row = {splat(-INFINITY), (ivec){}};
     if (feature) {
-      const float *w2 = chain.w2 + at * r;
+      const W *w2 = chain.w2 + at * r;
       linear_columns(0, n, 1, feature, r, w2, r, nullptr, biases, CHAIN_COLUMNS);
       measure(w2, n, chain.longest[at / CHAIN_COLUMNS] * BOUND_MARGIN);
     }
@@ -179,9 +183,9 @@ struct ChainWorker {
       best = found;
   }
 
-  void measure(const float *rows, int64_t n, float longest) const {
+  void measure(const W *rows, int64_t n, float longest) const {
     for (int64_t i = 0; i < n; i++) {
-      const float *row = rows + i * chain.rank;
+      const W *row = rows + i * chain.rank;
       if (dot(row, row, chain.rank) > longest * longest) {
 #pragma omp atomic write
         *pass.is_stale = 1;

@@ -7,20 +7,26 @@
 
 #include "draft_round.h"
 
+// Matrices have the precision W; everything else is float32.
+template <class W>
 struct ContextWrite {
   int64_t num_rows, num_threads, aux_size, hidden, num_layers, num_kv_heads, head_dim;
   int64_t num_slots, num_positions;  // of the pool; of the rotary table
   double norm_eps, key_eps;
-  const float *taps, *fc, *norm;          // [N, A], [E, A], [E]; taps null: stacked is given
-  const float *weight, *bias, *key_norm;  // [L * 2 * Hkv * D, E], or null; [L, D]
-  const float *rotary;                    // [P, 2, D]
-  const int64_t *positions, *slots;       // [N]
-  float *context, *stacked;               // [N, E], [N, L * 2 * Hkv * D]
-  float *keys, *values;                   // [L, S, Hkv, D]
+  const float *taps;                // [N, A]; null: stacked is given
+  const W *fc;                      // [E, A]
+  const float *norm;                // [E]
+  const W *weight;                  // [L * 2 * Hkv * D, E]
+  const float *bias, *key_norm;     // [L * 2 * Hkv * D], or null; [L, D]
+  const float *rotary;              // [P, 2, D]
+  const int64_t *positions, *slots; // [N]
+  float *context, *stacked;         // [N, E], [N, L * 2 * Hkv * D]
+  float *keys, *values;             // [L, S, Hkv, D]
 };
 
+template <class W>
 struct ContextWorker {
-  const ContextWrite &call;
+  const ContextWrite<W> &call;
   int rank, size;
 
   void project() const {
@@ -66,7 +72,8 @@ struct ContextWorker {
 };
 
 // Whether every slot and position is one: what is outside would be written or read all the same.
-static inline bool is_within(const ContextWrite &call) {
+template <class W>
+static inline bool is_within(const ContextWrite<W> &call) {
   for (int64_t n = 0; n < call.num_rows; n++) {
     if (call.slots[n] < 0 || call.slots[n] >= call.num_slots) return false;
     if (call.positions[n] < 0 || call.positions[n] >= call.num_positions) return false;

@@ -46,8 +46,11 @@ class NativeContext:
             return False
         if any(map(len, (fc._forward_hooks, fc._forward_pre_hooks))):
             return False
-        floats = (aux_hidden, fc.weight, norm.weight, stacked.weight, stacked.norm, table)
-        if not all(map(is_readable, (*floats, pool.draft_keys, pool.draft_values))):
+        kernel = self._kernels.draft_context.get(fc.weight.dtype)
+        floats = (aux_hidden, norm.weight, stacked.norm, table, pool.draft_keys, pool.draft_values)
+        if kernel is None or not all(map(is_readable, floats)):
+            return False
+        if not all(is_readable(t, fc.weight.dtype) for t in (fc.weight, stacked.weight)):
             return False
         positions, slots = positions.long().contiguous(), slots.long().contiguous()
         num_rows, width = aux_hidden.shape[0], stacked.weight.shape[0]
@@ -84,6 +87,6 @@ class NativeContext:
             keys=pool.draft_keys.data_ptr(),
             values=pool.draft_values.data_ptr(),
         )
-        if not self._kernels.draft_context(ctypes.addressof(call)):
+        if not kernel(ctypes.addressof(call)):
             raise IndexError(f"positions {positions} or slots {slots} lie outside")
         return True

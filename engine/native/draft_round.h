@@ -14,21 +14,30 @@
 #include "attention.h"
 #include "draft_chain.h"
 
+// Matrices have the precision W; everything else is float32.
 // The structs are mirrored field by field in draft_structs.py; every member has 8 bytes.
+template <class W>
 struct DraftLayer {
-  const float *input_norm, *q, *k, *v, *q_norm, *k_norm, *o, *post_norm, *gate, *up, *down;
+  const float *input_norm;
+  const W *q, *k, *v;
+  const float *q_norm, *k_norm;
+  const W *o;
+  const float *post_norm;
+  const W *gate, *up, *down;
   const float *rotary;   // [P, 2, D]: cosines; sines, of which the first half is negated
   float *keys, *values;  // this layer's pool, [S, Hkv, D]
 };
 
+template <class W>
 struct Draft {
   int64_t num_layers, hidden, num_heads, num_kv_heads, head_dim, inner;
   int64_t num_slots, first_slot;  // of a block; the first that predicts: 0 or 1
   int64_t mask_id, num_tokens, num_pool_slots, num_positions;  // ids, slots, positions below these
   double eps;
-  const DraftLayer *layers;
-  const float *embedding, *final_norm, *lm_head;
-  Chain chain;
+  const DraftLayer<W> *layers;
+  const float *embedding, *final_norm;
+  const W *lm_head;
+  Chain<W> chain;
 };
 
 struct Round {
@@ -52,23 +61,24 @@ static inline void rotate_signed(const float *x, const float *rotary, int64_t D,
   }
 }
 
+template <class W>
 struct Drafter {
-  const Draft &model;
+  const Draft<W> &model;
   const Round &round;
   int rank, size;
 
   int64_t num_rows() const { return round.num_sequences * model.num_slots; }
 
   // Where this thread's part of a matrix [N, K] begins: what it will read next.
-  const float *part(const float *w, int64_t N, int64_t K) const {
+  const W *part(const W *w, int64_t N, int64_t K) const {
     int64_t begin, end;
     share(N, rank, size, &begin, &end);
     return w + begin * K;
   }
 
   // y = x w^T, or y += x w^T, for this thread's columns of all rows.
-  void linear(const float *x, int64_t K, const float *w, float *y, int64_t N, Into into,
-              const float *next) const {
+  void linear(const float *x, int64_t K, const W *w, float *y, int64_t N, Into into,
+              const W *next) const {
     int64_t begin, end;
     share(N, rank, size, &begin, &end);
     linear_columns(begin, end, num_rows(), x, K, w, K, nullptr, y, N, into, next);
@@ -89,7 +99,7 @@ struct Drafter {
       rms_norm(round.x + t * E, weight, model.eps, E, round.h + t * E);
   }
 
-  void project(const DraftLayer &layer) const {
+  void project(const DraftLayer<W> &layer) const {
     const int64_t E = model.hidden, heads = model.num_heads * model.head_dim;
     const int64_t kv_heads = model.num_kv_heads * model.head_dim;
     linear(round.h, E, layer.q, round.q, heads, Into::set, part(layer.k, kv_heads, E));
@@ -98,7 +108,7 @@ struct Drafter {
   }
 
   // Queries go to their places by KV head, keys and values to their slots in the pool.
-  void rotate_and_store(const DraftLayer &layer) const {
+  void rotate_and_store(const DraftLayer<W> &layer) const {
     const int64_t H = model.num_heads, Hkv = model.num_kv_heads, D = model.head_dim;
     const int64_t N = model.num_slots, group = H / Hkv;
     for (int64_t i = rank; i < num_rows() * (H + Hkv); i += size) {
@@ -120,7 +130,7 @@ struct Drafter {
   }
 
   // Tasks of some queries of one block and one KV head, dealt round by round.
-  void attend_all(const DraftLayer &layer) const {
+  void attend_all(const DraftLayer<W> &layer) const {
     const int64_t Hkv = model.num_kv_heads, pairs = round.num_sequences * Hkv;
     const int64_t count = model.num_slots * (model.num_heads / Hkv);
     int64_t tile = count < MAX_QUERIES ? count : MAX_QUERIES;
@@ -132,7 +142,7 @@ struct Drafter {
           attend_queries(layer, pair, at, at + tile < count ? tile : count - at);
   }
 
-  void attend_queries(const DraftLayer &layer, int64_t pair, int64_t at, int64_t count) const {
+  void attend_queries(const DraftLayer<W> &layer, int64_t pair, int64_t at, int64_t count) const {
     const int64_t Hkv = model.num_kv_heads, D = model.head_dim, N = model.num_slots;
     const int64_t group = model.num_heads / Hkv, b = pair / Hkv, head = pair % Hkv;
     float out[MAX_QUERIES * MAX_HEAD_DIM];
@@ -158,7 +168,7 @@ struct Drafter {
     }
   }
 
-  void feed_forward(const DraftLayer &layer) const {
+  void feed_forward(const DraftLayer<W> &layer) const {
     const int64_t E = model.hidden, I = model.inner;
     float *gate = round.inner, *up = round.inner + num_rows() * I;
     linear(round.h, E, layer.gate, gate, I, Into::set, part(layer.up, I, E));
@@ -170,7 +180,7 @@ struct Drafter {
   }
 
   // next: what this thread reads after the layer.
-  void run_layer(const DraftLayer &layer, const float *next) const {
+  void run_layer(const DraftLayer<W> &layer, const W *next) const {
     const int64_t E = model.hidden, I = model.inner;
     norm_rows(layer.input_norm);
 #pragma omp barrier
@@ -213,7 +223,7 @@ struct Drafter {
   }
 
   // What is read after layer i: the next one's queries, or the head.
-  const float *after(int64_t i) const {
+  const W *after(int64_t i) const {
     const int64_t E = model.hidden;
     if (i + 1 < model.num_layers)
       return part(model.layers[i + 1].q, model.num_heads * model.head_dim, E);
@@ -230,8 +240,8 @@ struct Drafter {
 #pragma omp barrier
     head();
     if (round.chain.draft_ids)
-      ChainWorker{model.chain, round.chain, round.h, round.anchor_ids, round.num_sequences, rank,
-                  size}
+      ChainWorker<W>{model.chain,       round.chain,         round.h,
+                     round.anchor_ids, round.num_sequences, rank, size}
           .run();
   }
 };
@@ -243,7 +253,8 @@ static inline bool all_below(const int64_t *numbers, int64_t count, int64_t limi
 }
 
 // Whether every id, slot and position is one: what is outside would be read or written all the same.
-static inline bool is_within(const Draft &model, const Round &round) {
+template <class W>
+static inline bool is_within(const Draft<W> &model, const Round &round) {
   const int64_t B = round.num_sequences, N = model.num_slots;
   return all_below(round.anchor_ids, B, model.num_tokens) &&
          all_below(round.context_lens, B, model.num_positions - N + 1) &&

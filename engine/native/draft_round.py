@@ -56,7 +56,8 @@ class NativeRound:
         num_sequences = len(request.context_lens)
         if num_sequences > self._max_sequences or not self._is_bound():
             return None
-        picks = request.sampling is None and self.chain_reason is None
+        is_plain = request.sampling is None and request.mask is None
+        picks = is_plain and self.chain_reason is None
         draft_ids, confidence = self._results(num_sequences) if picks else (None, None)
         if not self._call(request, draft_ids, confidence):
             self._binding = bind(self._network, self._pool, self._kernels)
@@ -116,7 +117,7 @@ class NativeRound:
             **{name: scratch[name].data_ptr() for name in _LAYER_SCRATCH},
         )
         draft = ctypes.addressof(self._binding.draft)
-        if not self._kernels.draft_round(draft, ctypes.addressof(call)):
+        if not self._binding.run(draft, ctypes.addressof(call)):
             raise IndexError(f"an id, slot or position of a draft pass is none: {request}")
         return is_stale.value == 0
 

@@ -11,11 +11,9 @@ static void decode(const Decoder<W> &model, const Pass &pass) {
   }
 }
 
-extern "C" {
-
-// y[M, N] = x[M, K] w[N, K]^T + bias[N]; bias may be null.
-void dspark_linear(const float *x, const float *w, const float *bias, float *y, int64_t M,
-                   int64_t K, int64_t N, int64_t num_threads) {
+template <class W>
+static void linear(const float *x, const W *w, const float *bias, float *y, int64_t M, int64_t K,
+                   int64_t N, int64_t num_threads) {
 #pragma omp parallel num_threads(num_threads)
   {
     int64_t begin, end;
@@ -24,36 +22,62 @@ void dspark_linear(const float *x, const float *w, const float *bias, float *y, 
   }
 }
 
-// Matrices and the pool are float32, or bfloat16.
-void dspark_decode(const Decoder<float> *model, const Pass *pass) { decode(*model, *pass); }
-void dspark_decode_bfloat16(const Decoder<bfloat16> *model, const Pass *pass) {
-  decode(*model, *pass);
-}
-
-// Floats of one state of Pass::states.
-int64_t dspark_state_size(int64_t head_dim) { return state_size(head_dim); }
-
 // 0, and nothing done, when an id, a slot or a position is none.
-int64_t dspark_draft_round(const Draft *model, const Round *round) {
-  if (!is_within(*model, *round)) return 0;
-#pragma omp parallel num_threads(round->num_threads)
+template <class W>
+static int64_t draft_round(const Draft<W> &model, const Round &round) {
+  if (!is_within(model, round)) return 0;
+#pragma omp parallel num_threads(round.num_threads)
   {
-    const Drafter drafter{*model, *round, omp_get_thread_num(), omp_get_num_threads()};
+    const Drafter<W> drafter{model, round, omp_get_thread_num(), omp_get_num_threads()};
     drafter.run();
   }
   return 1;
 }
 
 // Likewise.
-int64_t dspark_draft_context(const ContextWrite *call) {
-  if (!is_within(*call)) return 0;
-#pragma omp parallel num_threads(call->num_threads)
+template <class W>
+static int64_t draft_context(const ContextWrite<W> &call) {
+  if (!is_within(call)) return 0;
+#pragma omp parallel num_threads(call.num_threads)
   {
-    const ContextWorker worker{*call, omp_get_thread_num(), omp_get_num_threads()};
+    const ContextWorker<W> worker{call, omp_get_thread_num(), omp_get_num_threads()};
     worker.run();
   }
   return 1;
 }
+
+// Matrices are float32 or bfloat16, and so are the pools that a target decodes over.
+extern "C" {
+
+// y[M, N] = x[M, K] w[N, K]^T + bias[N]; bias may be null.
+void dspark_linear(const float *x, const float *w, const float *bias, float *y, int64_t M,
+                   int64_t K, int64_t N, int64_t num_threads) {
+  linear(x, w, bias, y, M, K, N, num_threads);
+}
+void dspark_linear_bfloat16(const float *x, const bfloat16 *w, const float *bias, float *y,
+                            int64_t M, int64_t K, int64_t N, int64_t num_threads) {
+  linear(x, w, bias, y, M, K, N, num_threads);
+}
+
+void dspark_decode(const Decoder<float> *model, const Pass *pass) { decode(*model, *pass); }
+void dspark_decode_bfloat16(const Decoder<bfloat16> *model, const Pass *pass) {
+  decode(*model, *pass);
+}
+
+int64_t dspark_draft_round(const Draft<float> *model, const Round *round) {
+  return draft_round(*model, *round);
+}
+int64_t dspark_draft_round_bfloat16(const Draft<bfloat16> *model, const Round *round) {
+  return draft_round(*model, *round);
+}
+
+int64_t dspark_draft_context(const ContextWrite<float> *call) { return draft_context(*call); }
+int64_t dspark_draft_context_bfloat16(const ContextWrite<bfloat16> *call) {
+  return draft_context(*call);
+}
+
+// Floats of one state of Pass::states.
+int64_t dspark_state_size(int64_t head_dim) { return state_size(head_dim); }
 
 // Whether there is code for attention with heads of this width.
 int64_t dspark_has_head_dim(int64_t head_dim) { return can_attend(head_dim); }
