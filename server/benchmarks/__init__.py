@@ -8,5 +8,13 @@
     figures    the figures of one trial
     report     the table and the values of all trials
 
+Servers that have the machine to themselves, for `python -m benchmarks.peers.compare`:
+
+    contenders how each is started, from a file
+    process    a program that is started, awaited, frozen, stopped
+    offline    the same engine without HTTP, for what serving adds
+    alone      one after the other in turns: start, warm up, ask, stop
+    standings  the tables and the values
+
 Nothing here loads torch, so that the client takes little from the machine that it measures.
 """

@@ -61,7 +61,7 @@ class ServedReport:
                 self._row(f"{latency}_ms_{moment}", f"{_MOMENT_NAMES[moment]} {label} (ms)")
                 for moment in MOMENTS
             ]
-        return [*columns(rows), *self._ratio_lines(), *self._same_lines(), *self._failure_lines()]
+        return [*columns(rows), *self._ratio_lines(), *self.same_lines(), *self.failure_lines()]
 
     def values(self) -> dict[str, object]:
         return {
@@ -99,7 +99,8 @@ class ServedReport:
             rows.append((label, *(number(self.ratio(name, figure)) for name in others)))
         return ["", *columns(rows)]
 
-    def _same_lines(self) -> list[str]:
+    def same_lines(self) -> list[str]:
+        """How many answers of the others are those of the first server."""
         if len(self._names) == 1:
             return []
         first, *others = self._names
@@ -122,7 +123,8 @@ class ServedReport:
         ]
         return sum(a == b for a, b in pairs), len(pairs)
 
-    def _failure_lines(self) -> list[str]:
+    def failure_lines(self) -> list[str]:
+        """Why requests have failed, if some have."""
         lines: list[str] = []
         for name in self._names:
             found = _failures(self.turns.trials[name])

@@ -71,6 +71,19 @@ class Server:
         }
 
 
+def client_of(
+    address: Address, *, timeout_s: float, headers: Mapping[str, str]
+) -> httpx.AsyncClient:
+    """As many connections to a server as are asked for; timeout_s is how long it may be silent."""
+    return httpx.AsyncClient(
+        base_url=address.url,
+        timeout=httpx.Timeout(timeout_s, connect=10.0, pool=None),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        headers=dict(headers),
+        trust_env=False,  # a proxy in between would be measured too
+    )
+
+
 async def _first_model(address: Address, client: httpx.AsyncClient) -> str:
     where = f"--base-url {address.url}: "
     try:

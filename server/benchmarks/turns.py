@@ -4,13 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
-import httpx
-
 from server.benchmarks.backends import Messages, Sampling
 from server.benchmarks.calling import Call
 from server.benchmarks.figures import ServedTrial
 from server.benchmarks.load import ClosedLoop, Load
-from server.benchmarks.server import Address, Server
+from server.benchmarks.server import Address, Server, client_of
 
 Report = Callable[[str], None]  # told what begins now
 
@@ -65,26 +63,21 @@ async def take_turns(
     async with AsyncExitStack() as stack:
         servers = []
         for address in addresses:
-            client = httpx.AsyncClient(
-                base_url=address.url,
-                timeout=httpx.Timeout(timeout_s, connect=10.0, pool=None),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-                headers=dict(headers),
-                trust_env=False,  # a proxy in between would be measured too
-            )
+            client = client_of(address, timeout_s=timeout_s, headers=headers)
             servers.append(await Server.find(address, await stack.enter_async_context(client)))
         for server in servers:
             report(f"warm-up: {server.name}")
-            await _warm_up(server, plan)
+            await warm_up(server, plan)
         done: dict[str, list[ServedTrial]] = {server.name: [] for server in servers}
         for trial in range(plan.trials):
             for server in servers if trial % 2 == 0 else reversed(servers):
                 report(f"trial {trial + 1} of {plan.trials}: {server.name}")
-                done[server.name].append(await _trial(server, plan, plan.prompts_of(trial)))
+                done[server.name].append(await run_trial(server, plan, plan.prompts_of(trial)))
         return Turns(done, {server.name: server.values() for server in servers})
 
 
-async def _trial(server: Server, plan: Plan, prompts: Sequence[Messages]) -> ServedTrial:
+async def run_trial(server: Server, plan: Plan, prompts: Sequence[Messages]) -> ServedTrial:
+    """All prompts once, after the server was asked to forget."""
     has_forgotten = await server.forget()
 
     async def ask(prompt: int) -> Call:
@@ -94,14 +87,14 @@ async def _trial(server: Server, plan: Plan, prompts: Sequence[Messages]) -> Ser
     return ServedTrial.of(calls, has_forgotten=has_forgotten)
 
 
-async def _warm_up(server: Server, plan: Plan) -> None:
+async def warm_up(server: Server, plan: Plan) -> None:
     """As many requests as run at once, at least two, and short; nobody looks at the answers."""
     width = plan.load.num_clients if isinstance(plan.load, ClosedLoop) else _WARM_UP_REQUESTS
     tokens = min(plan.sampling.max_tokens, _WARM_UP_TOKENS)
     prompts = plan.prompts_of(-1)[: max(_WARM_UP_REQUESTS, width)]
     load = ClosedLoop(max(_WARM_UP_REQUESTS, width))
     short = replace(plan, sampling=replace(plan.sampling, max_tokens=tokens), load=load)
-    await _trial(server, short, prompts)
+    await run_trial(server, short, prompts)
 
 
 def _numbered(messages: Messages, number: str) -> Messages:

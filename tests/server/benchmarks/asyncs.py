@@ -1,0 +1,21 @@
+"""Tests that await something."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import ParamSpec
+
+P = ParamSpec("P")
+
+
+def in_a_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """The test, run to its end in an event loop of its own."""
+
+    @wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def wait() -> None:
+            await test(*args, **kwargs)
+
+        asyncio.run(wait())
+
+    return run
