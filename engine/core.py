@@ -1,6 +1,6 @@
 """The step: plan, draft, cut, run, verify, commit, write context, release."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -56,8 +56,12 @@ class EngineCore:
     def abort(self, request_id: str) -> Finish | None:
         return self._scheduler.abort(request_id)
 
-    def step(self) -> list[TokenEvent]:
-        """Run the target once over the next plan; what became final, in events."""
+    def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[TokenEvent]:
+        """Run the target once over the next plan; what became final, in events.
+
+        meanwhile is the host's other work. It is done while a device that computes by itself is
+        at the target's pass, and not at all when there is nothing to compute.
+        """
         with self._metrics.stage("plan"):
             plan = self._scheduler.plan()
             if not plan:
@@ -70,6 +74,7 @@ class EngineCore:
         with self._metrics.stage("verify"):
             batch = build_batch(plan, block, device=self._device)
             output = self._target.forward(batch)
+            meanwhile()
             results = verify_step(plan, batch, block, output.logits, draws, options)
         with self._metrics.stage("commit"):
             committed = self._scheduler.commit(plan, results)

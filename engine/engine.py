@@ -1,5 +1,6 @@
 """The engine as its thread sees it: the step loop and the handful of calls between steps."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from draft import Proposer
@@ -64,8 +65,9 @@ class Engine:
     def request_ids(self) -> list[str]:
         return self._scheduler.request_ids()
 
-    def step(self) -> list[TokenEvent]:
-        return self._core.step()
+    def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[TokenEvent]:
+        """See EngineCore.step."""
+        return self._core.step(meanwhile)
 
     def start_profile(self, folder: str) -> None:
         """Raises RequestRejected while a recording runs."""

@@ -64,8 +64,13 @@ class EngineWorker:
         num_threads: int | None = None,
         observers: Sequence[Callable[[EngineSnapshot], None]] = (),
         has_collapsed: Callable[[], bool] = lambda: False,
+        tells_late: bool = False,
     ) -> None:
         """num_threads is torch's, for the step loop; observers see a snapshot after every step.
+
+        tells_late is for a device that computes by itself. Events then go out once the next pass
+        is on the device: whoever turns them into text wants the interpreter, and would have it
+        while the device waits for that pass.
 
         has_collapsed is what snapshots say of acceptance; it is called in any thread.
         """
@@ -74,7 +79,10 @@ class EngineWorker:
         self._has_collapsed = has_collapsed
         self._num_threads = num_threads
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._streams: dict[str, _Stream] = {}  # touched by the engine's thread alone
+        self._tells_late = tells_late
+        # Both are touched by the engine's thread alone.
+        self._streams: dict[str, _Stream] = {}
+        self._untold: list[tuple[_Stream, TokenEvent]] = []  # events of the latest step, in order
         self._snapshot = engine.snapshot()
         self._progress_at = time.monotonic()
         self._death: EngineDead | None = None
@@ -173,14 +181,22 @@ class EngineWorker:
     def _step(self) -> None:
         if self._engine.is_idle:
             return
-        events = self._engine.step()
+        events = self._engine.step(meanwhile=self._tell)
         self._note_progress()
         for event in events:
             stream = self._streams.get(event.request_id)
             if stream is not None:
-                stream.put(event)
+                self._untold.append((stream, event))
             if event.finish is not None:
                 self._streams.pop(event.request_id, None)
+        if not self._tells_late or self._engine.is_idle:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Send on what has happened so far."""
+        for stream, event in self._untold:
+            stream.put(event)
+        self._untold.clear()
 
     def _note_progress(self) -> None:
         self._snapshot = self._engine.snapshot()
@@ -190,6 +206,7 @@ class EngineWorker:
 
     def _handle_inbox(self, *, wait: bool) -> None:
         if wait:
+            self._tell()  # nothing computes that could be told meanwhile
             self._inbox.get()()
             self._progress_at = time.monotonic()  # waiting for work is not a stall
         while not self._inbox.empty():
@@ -207,6 +224,7 @@ class EngineWorker:
             self._engine.abort(request_id)
 
     def _abort(self, request_id: str | None) -> int:
+        self._tell()  # before the end that is put behind it
         ids = [request_id] if request_id is not None else self._engine.request_ids()
         found = 0
         for each in ids:
@@ -222,6 +240,7 @@ class EngineWorker:
 
     def _die(self, death: EngineDead) -> None:
         self._death = death
+        self._tell()
         for stream in self._streams.values():
             stream.put(death)
         self._streams.clear()

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,11 +29,13 @@ def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def running(folder: Path, **settings: object) -> AsyncIterator[EngineWorker]:
+async def running(
+    folder: Path, *, tells_late: bool = False, **settings: object
+) -> AsyncIterator[EngineWorker]:
     built = tiny_engine(
         target=tiny_target(has_eos=False), draft_folder=folder, **{"num_pages": 200, **settings}
     )
-    worker = EngineWorker(built.engine, num_threads=1)
+    worker = EngineWorker(built.engine, num_threads=1, tells_late=tells_late)
     try:
         yield worker
     finally:
@@ -68,9 +71,10 @@ def test_a_stream_ends_with_its_one_finish(draft_folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_requests_of_many_callers_run_together(draft_folder: Path) -> None:
+@pytest.mark.parametrize("tells_late", [False, True])
+def test_requests_of_many_callers_run_together(draft_folder: Path, tells_late: bool) -> None:
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
+        async with running(draft_folder, tells_late=tells_late) as worker:
             asked = [ask(str(i), seed=i) for i in range(8)]
             together = await asyncio.gather(*(collect(worker, r) for r in asked))
             for request, events in zip(asked, together, strict=True):
@@ -95,9 +99,10 @@ def test_closing_a_stream_gives_its_pages_back(draft_folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_cancelled_caller_is_forgotten_even_before_its_first_token(draft_folder: Path) -> None:
+@pytest.mark.parametrize("tells_late", [False, True])
+def test_a_cancelled_caller_is_forgotten_even_before_its_first_token(draft_folder: Path, tells_late: bool) -> None:
     async def scenario() -> None:
-        async with running(draft_folder, max_running_requests=1) as worker:
+        async with running(draft_folder, tells_late=tells_late, max_running_requests=1) as worker:
             tasks = [
                 asyncio.create_task(collect(worker, ask(str(i), max_new_tokens=100)))
                 for i in range(4)
@@ -112,9 +117,10 @@ def test_a_cancelled_caller_is_forgotten_even_before_its_first_token(draft_folde
     asyncio.run(scenario())
 
 
-def test_an_abort_by_id_ends_the_stream_with_that_reason(draft_folder: Path) -> None:
+@pytest.mark.parametrize("tells_late", [False, True])
+def test_an_abort_by_id_ends_the_stream_with_that_reason(draft_folder: Path, tells_late: bool) -> None:
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
+        async with running(draft_folder, tells_late=tells_late) as worker:
             task = asyncio.create_task(collect(worker, ask(max_new_tokens=100)))
             while (await worker.snapshot()).num_running == 0:
                 await asyncio.sleep(0.005)
@@ -145,7 +151,7 @@ def test_when_the_loop_dies_nobody_is_left_waiting(
         async with running(draft_folder) as worker:
             await collect(worker, ask())
 
-            def explode() -> list[TokenEvent]:
+            def explode(**_: object) -> list[TokenEvent]:
                 raise RuntimeError("out of luck")
 
             monkeypatch.setattr(worker._engine, "step", explode)
@@ -176,9 +182,9 @@ def test_a_snapshot_does_not_wait_for_a_hanging_step(
         async with running(draft_folder) as worker:
             step = worker._engine.step
 
-            def hang() -> list[TokenEvent]:
+            def hang(**given: Any) -> list[TokenEvent]:
                 time.sleep(0.6)
-                return step()
+                return step(**given)
 
             monkeypatch.setattr(worker._engine, "step", hang)
             task = asyncio.create_task(collect(worker, ask(max_new_tokens=1)))
@@ -192,9 +198,10 @@ def test_a_snapshot_does_not_wait_for_a_hanging_step(
     asyncio.run(scenario())
 
 
-def test_draining_refuses_newcomers_and_lets_the_others_finish(draft_folder: Path) -> None:
+@pytest.mark.parametrize("tells_late", [False, True])
+def test_draining_refuses_newcomers_and_lets_the_others_finish(draft_folder: Path, tells_late: bool) -> None:
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
+        async with running(draft_folder, tells_late=tells_late) as worker:
             task = asyncio.create_task(collect(worker, ask(max_new_tokens=40)))
             while (await worker.snapshot()).num_running == 0:
                 await asyncio.sleep(0.005)

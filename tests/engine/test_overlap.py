@@ -1,0 +1,159 @@
+"""Where a device computes by itself, the host has its other work done while it does."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from engine import EngineDead, Finish, FinishReason, Request, SamplingParams, TokenEvent
+from engine.api import SpeculationStats
+from engine.worker import EngineWorker, _Stream
+
+ENDED = Finish(
+    reason=FinishReason.LENGTH,
+    matched=None,
+    num_prompt_tokens=1,
+    num_output_tokens=3,
+    num_cached_tokens=0,
+    speculation=SpeculationStats((), 0),
+    queue_seconds=0.0,
+    prefill_seconds=0.0,
+    decode_seconds=0.0,
+)
+
+
+class Device:
+    """An engine on a device of its own, which writes down what happens when.
+
+    A request of N tokens takes N steps; each says one token, numbered from 1.
+    """
+
+    info: Any = None
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.breaks_in_step = 0
+        self._left: dict[str, int] = {}
+        self._said: dict[str, int] = {}
+        self._numbers = itertools.count(1)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._left
+
+    def add(self, request: Request) -> None:
+        self._left[request.request_id] = request.params.max_new_tokens
+        self._said[request.request_id] = 0
+
+    def abort(self, request_id: str) -> Finish | None:
+        return ENDED if self._left.pop(request_id, None) is not None else None
+
+    def request_ids(self) -> list[str]:
+        return list(self._left)
+
+    def snapshot(self) -> Any:
+        return None
+
+    def step(self, meanwhile: Callable[[], None]) -> list[TokenEvent]:
+        number = next(self._numbers)
+        self.log.append(f"launch {number}")
+        meanwhile()
+        if number == self.breaks_in_step:
+            raise RuntimeError("the device is gone")
+        self.log.append(f"wait {number}")
+        events = []
+        for name in list(self._left):
+            self._left[name] -= 1
+            self._said[name] += 1
+            finish = ENDED if self._left[name] == 0 else None
+            if finish is not None:
+                del self._left[name]
+            events.append(TokenEvent(name, (self._said[name],), finish))
+        return events
+
+
+def run(device: Device, requests: dict[str, int], *, tells_late: bool) -> dict[str, list[Any]]:
+    """What each caller is told: tokens, or the error that ends its stream."""
+    put = _Stream.put
+
+    def noted(self: _Stream, item: Any) -> None:
+        if isinstance(item, TokenEvent):
+            device.log.append(f"tell {item.request_id}{item.token_ids[0]}")
+        put(self, item)
+
+    async def ask(worker: EngineWorker, name: str, count: int) -> list[Any]:
+        told: list[Any] = []
+        try:
+            request = Request(name, (1,), SamplingParams(max_new_tokens=count))
+            async for event in worker.generate(request):
+                told.append(event.token_ids[0])
+        except EngineDead as error:
+            told.append(type(error))
+        return told
+
+    async def scenario() -> list[list[Any]]:
+        worker = EngineWorker(device, tells_late=tells_late)  # type: ignore[arg-type]
+        try:
+            return await asyncio.gather(*(ask(worker, *each) for each in requests.items()))
+        finally:
+            worker.close()
+
+    with patch.object(_Stream, "put", noted):
+        return dict(zip(requests, asyncio.run(scenario()), strict=True))
+
+
+def test_events_go_out_while_the_device_is_at_the_next_pass() -> None:
+    device = Device()
+    assert run(device, {"a": 3}, tells_late=True) == {"a": [1, 2, 3]}
+    assert device.log == [
+        *("launch 1", "wait 1"),
+        *("launch 2", "tell a1", "wait 2"),
+        *("launch 3", "tell a2", "wait 3"),
+        "tell a3",  # nothing follows that it could be told beside
+    ]
+
+
+def test_where_a_pass_is_the_hosts_own_work_events_go_out_at_once() -> None:
+    device = Device()
+    assert run(device, {"a": 2}, tells_late=False) == {"a": [1, 2]}
+    assert device.log == ["launch 1", "wait 1", "tell a1", "launch 2", "wait 2", "tell a2"]
+
+
+@pytest.mark.parametrize("tells_late", [False, True])
+def test_everybody_is_told_everything_in_order(tells_late: bool) -> None:
+    requests = {"a": 1, "b": 5, "c": 2}
+    told = run(Device(), requests, tells_late=tells_late)
+    assert told == {name: list(range(1, count + 1)) for name, count in requests.items()}
+
+
+@pytest.mark.parametrize("tells_late", [False, True])
+def test_what_happened_before_the_engine_died_is_told_before_the_death(
+    tells_late: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Device()
+    device.breaks_in_step = 3
+    assert run(device, {"a": 9}, tells_late=tells_late) == {"a": [1, 2, EngineDead]}
+    assert "the device is gone" in caplog.text
+
+
+def test_the_last_word_is_not_kept_when_everybody_else_leaves() -> None:
+    """One request ends in a step after which the only other one is abandoned."""
+
+    async def scenario() -> None:
+        device = Device()
+        worker = EngineWorker(device, tells_late=True)  # type: ignore[arg-type]
+        try:
+            other = worker.generate(Request("other", (1,), SamplingParams(max_new_tokens=10**9)))
+            await anext(other)
+            mine = worker.generate(Request("mine", (1,), SamplingParams(max_new_tokens=3)))
+            first = await anext(mine)
+            await other.aclose()
+            rest = [event async for event in mine]
+            assert [first.token_ids, *(e.token_ids for e in rest)] == [(1,), (2,), (3,)]
+        finally:
+            worker.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
