@@ -15,7 +15,8 @@ from server.settings_names import (
     canonical_path,
     did_you_mean,
 )
-from server.yaml_numbers import odd_number
+from server.settings_text import accepted
+from server.yaml_numbers import OddNumber, PlainLoader, refuse_odd
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def read_file(file: Path) -> list[Assignment]:
     except UnicodeDecodeError as error:
         raise SettingsError(f"config file {file}: found bytes that are not UTF-8") from error
     try:
-        loader = yaml.SafeLoader(text)
+        loader = PlainLoader(text)
         root = loader.get_single_node()
         return [] if root is None else list(_walk(loader, root, "", file))
     except yaml.MarkedYAMLError as error:
@@ -52,17 +53,31 @@ def read_file(file: Path) -> list[Assignment]:
 
 
 def read_environment(environ: Mapping[str, str]) -> list[Assignment]:
-    """Settings like DSPARK__KV__PAGE_SIZE. Raises SettingsError for one that is not a setting."""
+    """Settings like DSPARK__KV__PAGE_SIZE.
+
+    Raises SettingsError for one that is not a setting, or a number as no file may write it.
+    """
     return [
-        Assignment(_path_of_variable(name), value, name, Path.cwd())
+        _written(_path_of_variable(name), value, name)
         for name, value in environ.items()
         if name.startswith(ENV_PREFIX)
     ]
 
 
 def read_flag(flag: str, name: str, value: str | bool) -> Assignment:
-    """One flag, or one `--set name=value`. Raises SettingsError for an unknown name."""
-    return Assignment(canonical_path(name, origin=flag), value, flag, Path.cwd())
+    """One flag, or one `--set name=value`. Raises SettingsError as `read_environment` does."""
+    return _written(canonical_path(name, origin=flag), value, flag)
+
+
+def _written(path: str, value: str | bool, origin: str) -> Assignment:
+    """A value as text. Where a number is meant it is one that a file takes as well."""
+    takes = accepted(FIELDS[path])
+    if isinstance(value, str) and ("an integer" in takes or "a number" in takes):
+        try:
+            refuse_odd(value)
+        except OddNumber as odd:
+            raise SettingsError(f"{origin}: {path}: {odd.problem}") from None
+    return Assignment(path, value, origin, Path.cwd())
 
 
 def _path_of_variable(name: str) -> str:
@@ -74,9 +89,7 @@ def _path_of_variable(name: str) -> str:
     raise SettingsError(f"unknown environment variable {name}{did_you_mean(name, known)}")
 
 
-def _walk(
-    loader: yaml.SafeLoader, node: yaml.Node, prefix: str, file: Path
-) -> Iterator[Assignment]:
+def _walk(loader: PlainLoader, node: yaml.Node, prefix: str, file: Path) -> Iterator[Assignment]:
     """Flatten a mapping of sections into assignments, one for each value."""
     if _is_empty(node):
         return
@@ -93,11 +106,19 @@ def _walk(
         if _is_section(name, value_node):
             yield from _walk(loader, value_node, f"{name}.", file)
         else:
-            value = loader.construct_object(value_node, deep=True)
+            value, complaint = _construct(loader, value_node)
             path = canonical_path(name, origin=origin)
-            if (odd := odd_number(value_node, value)) is not None:
-                raise SettingsError(f"{origin}: {name}: {odd}")
+            if complaint is not None:
+                raise SettingsError(f"{origin}: {name}: {complaint}")
             yield Assignment(path, value, origin, file.resolve().parent)
+
+
+def _construct(loader: PlainLoader, node: yaml.Node) -> tuple[object, str | None]:
+    """A value, or what is wrong with a number in it."""
+    try:
+        return loader.construct_object(node, deep=True), None
+    except OddNumber as odd:
+        return None, odd.problem
 
 
 def _is_section(name: str, value: yaml.Node) -> bool:

@@ -20,6 +20,7 @@ from server.settings_loading import DEMO_NAME, DEMO_PREFIX
 from server.settings_names import all_fields, did_you_mean
 from server.settings_text import accepted, default_text
 from server.training_settings import TrainingSettings
+from server.yaml_numbers import OddNumber, PlainLoader
 
 FIELDS = dict(all_fields(TrainingSettings))
 
@@ -53,7 +54,7 @@ def load_training_settings(config: Path, *, more: Sequence[str] = ()) -> Trainin
         if not equals:
             raise SettingsError(f"--set: found {item}; accepted: NAME=VALUE")
         _refuse_unknown(name, f"--set {name}")
-        given |= dict(_with_full_paths({name: yaml.safe_load(value)}, Path.cwd()))
+        given |= dict(_with_full_paths({name: _value_of(name, value)}, Path.cwd()))
     try:
         settings = TrainingSettings.model_validate(_nested(given))
     except ValidationError as error:
@@ -98,9 +99,21 @@ def training_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _value_of(name: str, written: str) -> object:
+    try:
+        return yaml.load(written, Loader=PlainLoader)
+    except OddNumber as odd:
+        raise SettingsError(f"--set {name}: {odd.problem}") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"--set {name}: not YAML: {' '.join(str(error).split())}") from error
+
+
 def _read(config: Path) -> Mapping[str, object]:
     try:
-        content = yaml.safe_load(config.read_text(encoding="utf-8"))
+        content = yaml.load(config.read_text(encoding="utf-8"), Loader=PlainLoader)
+    except OddNumber as odd:
+        line = odd.problem_mark.line + 1 if odd.problem_mark is not None else "?"
+        raise SettingsError(f"{config}:{line}: {odd.problem}") from None
     except OSError as error:
         raise SettingsError(f"config file {config}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -344,6 +344,29 @@ def test_a_number_that_yaml_reads_as_another_one_is_refused(
     )
 
 
+@pytest.mark.parametrize("written", ["010", "1_000", "0x10"])
+def test_a_flag_and_a_variable_take_no_number_that_a_file_does_not_take(written: str) -> None:
+    assert f"--server.port: server.port: found {written}, which" in refusal(
+        [*PAIR, "--server.port", written]
+    )
+    assert f"--set kv.memory_gib: kv.memory_gib: found {written}, which" in refusal(
+        [*PAIR, "--set", f"kv.memory_gib={written}"]
+    )
+    variable = "DSPARK__SCHEDULER__MAX_RUNNING_REQUESTS"
+    assert f"{variable}: scheduler.max_running_requests: found {written}, which" in refusal(
+        PAIR, environ={variable: written}
+    )
+
+
+def test_a_text_that_looks_like_an_odd_number_is_a_text() -> None:
+    assert load([*PAIR, "--served-model-name", "010"]).model.served_name == "010"
+
+
+def test_a_number_inside_a_list_is_looked_at_too(tmp_path: Path) -> None:
+    config = write(tmp_path, "server:\n  port: 8000\n  cors_origins: [a, 0x10]\n")
+    assert f"{config}:3: server.cors_origins: found 0x10, which" in refusal(PAIR, config=config)
+
+
 def test_plain_numbers_of_every_kind_are_read(tmp_path: Path) -> None:
     config = write(tmp_path, "server: {port: 9000, keepalive_s: 1.5e+1}\nkv: {memory_gib: .5}\n")
     settings = load(PAIR, config=config)

@@ -218,6 +218,20 @@ def test_what_cannot_be_asked_for_is_refused_in_one_line(
     assert len(err.splitlines()) == 1
 
 
+def test_a_number_is_written_as_the_servers_settings_write_it(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(tmp_path, pair)
+    odd = "training.epochs: found 1_0, which YAML reads as 10; accepted: a plain decimal number"
+    assert train(config, "--set", "training.epochs=1_0") == 2
+    assert f"--set {odd}" in capsys.readouterr().err
+    lines = config.read_text().replace("epochs: 2", "epochs: 1_0").splitlines()
+    config.write_text("\n".join(lines))
+    (line,) = [number for number, text in enumerate(lines, 1) if "1_0" in text]
+    assert train(config) == 2
+    assert f"{config}:{line}: {odd.partition(': ')[2]}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
