@@ -3,7 +3,7 @@
 It never hears what became of a guess, except as new context.
 """
 
-from draft.block import BlockRequest, BlockSampling, DraftBlock
+from draft.block import BlockRequest, BlockSampling, ChainMask, DraftBlock
 from draft.config import DSparkConfig, LayerConfig, TargetFacts
 from draft.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
 from draft.errors import DraftLoadError
@@ -20,6 +20,7 @@ __all__ = [
     "BlockPass",
     "BlockRequest",
     "BlockSampling",
+    "ChainMask",
     "ContextKVMode",
     "ContextKVPath",
     "ContextKVWriter",

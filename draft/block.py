@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -14,6 +15,27 @@ class BlockSampling:
     rows: Int[Tensor, "R"]  # indices into the batch, without repetition
     temperatures: Float[Tensor, "R"]  # > 0
     uniforms: Float[Tensor, "R K"]  # float64, in [0, 1)
+
+
+@runtime_checkable
+class ChainMask(Protocol):
+    """Which tokens some rows of a batch may say at all, asked while their tokens are picked.
+
+    Whoever asks waits for the device, if the rows' tokens lie on one.
+    """
+
+    @property
+    def rows(self) -> Int[Tensor, "M"]:
+        """Indices into the batch, without repetition."""
+        ...
+
+    def allowed(self, k: int, previous_ids: Int[Tensor, "M"]) -> Bool[Tensor, "M V"]:
+        """What these rows may say in slot k; asked for every k in order, once.
+
+        previous_ids are what they have said in slot k - 1 (their anchors for k = 0). A row that
+        has said what it may not is past help, and may say anything.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +49,7 @@ class BlockRequest:
     page_tables: Sequence[Sequence[int]]
     context_lens: Sequence[int]  # tokens before the anchor, which is its position
     sampling: BlockSampling | None = None  # None: every row takes the argmax
+    mask: ChainMask | None = None  # None: every row may say anything
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from draft.block import BlockSampling
 from draft.heads import MarkovHead
+from draft.masking import MaskedChain
 from draft.sampling import inverse_cdf
 from draft.vocabulary import DraftVocabulary
 
@@ -19,16 +20,18 @@ def draft_chain(
     *,
     state: Float[Tensor, "B r"] | None = None,
     vocabulary: DraftVocabulary | None = None,
+    mask: MaskedChain | None = None,
 ) -> tuple[Int[Tensor, "B K"], Float[Tensor, "R K Vd"] | None]:
     """Each slot's token, given the one before it; and the distributions of the rows that draw.
 
     Tokens are the target's ids; logits and distributions are over draft ids, which are the same
-    where `vocabulary` is None. state is the Markov head's before the first slot.
+    where `vocabulary` is None. state is the Markov head's before the first slot. What `mask`
+    rules out has logit minus infinity, for those who take the argmax and those who draw.
 
     The corrected logits live for one slot. Only rows that draw leave something of them behind:
     softmax(logits / temperature) in float32, which is what the verifier must weigh them by.
     """
-    if head is None and sampling is None:
+    if head is None and sampling is None and mask is None:
         return _target_ids(base_logits.argmax(dim=-1), vocabulary), None
     draw = None if sampling is None else _Draw(sampling, base_logits)
     previous = anchor_ids
@@ -38,10 +41,14 @@ def draft_chain(
         if head is not None:
             bias, state = head.bias(previous, hidden[:, k], state)
             logits = logits + bias
+        if mask is not None:
+            logits = mask.slot(k, logits, previous)
         chosen = logits.argmax(dim=-1)
         if draw is not None:
             chosen = draw.slot(k, logits, chosen)
         previous = _target_ids(chosen, vocabulary)
+        if mask is not None:
+            previous = mask.said(previous)
         chain.append(previous)
     return torch.stack(chain, dim=1), None if draw is None else draw.probs
 

@@ -38,7 +38,9 @@ class BlockKernel(Protocol):
         ...
 
     def run(self, request: BlockRequest) -> BlockPass | None:
-        """The pass, with its tokens where every row takes the argmax; None: do it without me.
+        """The pass, with its tokens where every row takes the argmax of all there are.
+
+        None: do it without me.
 
         What a row gets does not depend on the other rows.
         """

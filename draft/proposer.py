@@ -14,6 +14,7 @@ from draft.chain import draft_chain
 from draft.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
 from draft.kernels import BlockKernel, BlockPass, ContextKernel
 from draft.linear import LinearFunction
+from draft.masking import MaskedChain
 from draft.network import DSparkNetwork
 from kv_pool import AttentionBackend, AttentionPlan, KVPool
 
@@ -146,6 +147,7 @@ class DSparkProposer:
     def _pick(self, request: BlockRequest, done: BlockPass) -> DraftBlock:
         network, anchor_ids = self._network, request.anchor_ids
         hidden, state = network.predicting(done.hidden, anchor_ids)
+        masked = None if request.mask is None else MaskedChain(request.mask, network.vocabulary)
         draft_ids, draft_probs = draft_chain(
             network.markov_head,
             hidden,
@@ -154,11 +156,14 @@ class DSparkProposer:
             request.sampling,
             state=state,
             vocabulary=network.vocabulary,
+            mask=masked,
         )
         if draft_probs is not None and network.vocabulary is not None:
             draft_probs = network.vocabulary.spread(
                 draft_probs, vocab_size=network.config.vocab_size
             )
+        if draft_probs is not None and masked is not None and request.sampling is not None:
+            draft_probs = masked.with_forced(draft_probs, request.sampling.rows)
         confidence = network.confidence_logits(hidden, anchor_ids, draft_ids)
         return DraftBlock(draft_ids, draft_probs, confidence)
 

@@ -16,7 +16,7 @@ MAX_TOP_LOGPROBS = 20  # tokens told of beside the one that was said
 class FinishReason(StrEnum):
     """Why a request ended. Every request ends exactly once, with one of these."""
 
-    STOP = "stop"  # a stop token, the end-of-sequence token or a stop string
+    STOP = "stop"  # a stop token, the end-of-sequence token, a stop string, a row mask's end
     LENGTH = "length"  # max_new_tokens, or the context limit
     ABORT = "abort"  # cancelled by the caller
 
@@ -36,21 +36,23 @@ class RowMask(Protocol):
     """Says which tokens may come next, on behalf of a grammar or any other rule over ids.
 
     Made for one request (and one choice), used by one sequence, always in the engine's thread.
-    It stands after everything that has been committed, and is asked ahead along a draft.
+    It stands after everything that has been committed, and is asked ahead along drafts.
     """
 
     def fill(self, draft_ids: Sequence[int], words: npt.NDArray[np.uint32]) -> None:
-        """Allow tokens: bit t % 32 of words[k, t // 32] says that token t may follow.
+        """Allow tokens: bit t % 32 of words[t // 32] says that token t may follow.
 
-        words has a row for each k of 0..len(draft_ids): what may follow the committed tokens and
-        draft_ids[:k]. All bits are 0 at first. Row 0 must allow a token. Rows behind a draft
-        token that is not allowed itself are never read, and may be left as they are. Nothing is
-        remembered of a draft: what became of it comes with `commit`.
+        It would follow the committed tokens and draft_ids, each of which is allowed where it
+        stands. All bits are 0 at first; at least one is to be set, if draft_ids do not end the
+        answer. What became of a draft comes with `commit`, and with nothing else.
         """
         ...
 
-    def commit(self, token_ids: Sequence[int]) -> None:
-        """Go on behind these tokens, which stand now, cut at a stop."""
+    def commit(self, token_id: int) -> bool:
+        """Go on behind this token, which stands now. True where nothing may follow it.
+
+        Then the answer ends with it. A stop may end it earlier; then nothing more is asked.
+        """
         ...
 
 
@@ -59,7 +61,7 @@ class SamplingParams:
     """How the next token is drawn. The defaults are plain greedy decoding.
 
     Everything applies in transformers' order: logit_bias, repetition_penalty, the two OpenAI
-    penalties, min_new_tokens, a row mask; then temperature, top_k, top_p, min_p.
+    penalties, a row mask, min_new_tokens; then temperature, top_k, top_p, min_p.
     """
 
     max_new_tokens: int = 128
@@ -70,7 +72,8 @@ class SamplingParams:
     seed: int | None = None  # None: a fresh one, drawn at admission
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
-    min_new_tokens: int = 0  # until then nothing that is a stop by its id can be said
+    # Until then nothing that is a stop by its id can be said, but where nothing else is allowed.
+    min_new_tokens: int = 0
     repetition_penalty: float = 1.0  # 0.01 to 100, over prompt and output; 1 is off
     presence_penalty: float = 0.0  # -2 to 2, off every token of the output once
     frequency_penalty: float = 0.0  # -2 to 2, off every token of the output as often as it is there

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from draft import BlockRequest, BlockSampling, DraftBlock
+from draft import BlockRequest, BlockSampling, ChainMask, DraftBlock
 from engine.plan import SequenceStep, StepPlan
 from engine.upload import IntArray, upload
 
@@ -122,6 +122,7 @@ def build_block_request(
     sampling: BlockSampling | None,
     *,
     num_slots: int,
+    mask: ChainMask | None = None,
     device: torch.device,
 ) -> BlockRequest:
     """The draft's input: one anchor and one block's scratch slots per drafting share."""
@@ -136,6 +137,7 @@ def build_block_request(
         page_tables=[share.seq.table.pages for share in drafting],
         context_lens=[share.start for share in drafting],
         sampling=sampling,
+        mask=mask,
     )
 
 

@@ -8,6 +8,7 @@ from draft import DraftBlock, Proposer
 from engine.api import Finish, Request, TokenEvent
 from engine.batch import ScheduleBatch, build_batch, build_block_request, committed_rows
 from engine.budget import VerifyAll, VerifyBudget
+from engine.draft_masks import DraftMasks
 from engine.draws import Draws, plan_draws
 from engine.metrics import StepMetrics
 from engine.plan import StepPlan
@@ -102,6 +103,9 @@ class EngineCore:
             build_block_request(
                 plan.drafting,
                 draws.block if draws is not None else None,
+                mask=DraftMasks.of(
+                    plan.drafting, vocab_size=self._target.vocab_size, device=self._device
+                ),
                 num_slots=self._proposer.num_slots,
                 device=self._device,
             )

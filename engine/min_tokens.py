@@ -17,7 +17,8 @@ class MinTokens:
     """N single logits that become minus infinity.
 
     Row k decides output token number num_output + k (from 0); it must not be a stop while that
-    is below min_new_tokens.
+    is below min_new_tokens. A row that has nothing but stops left, because its grammar has come
+    to an end or because every token is a stop, stays as it is.
     """
 
     num_rows: int
@@ -41,4 +42,7 @@ class MinTokens:
         return cls(num_rows, *upload([np.concatenate(at), np.concatenate(ids)], device))
 
     def apply(self, scores: Float[Tensor, "R V"], draft_ids: Int[Tensor, "Bs K"]) -> None:
+        before = scores[self.rows, self.token_ids]
         scores[self.rows, self.token_ids] = float("-inf")
+        is_left_empty = scores.amax(dim=1).isneginf()[self.rows]
+        scores[self.rows, self.token_ids] = before.masked_fill(~is_left_empty, float("-inf"))

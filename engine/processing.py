@@ -6,7 +6,7 @@ it; a step in which nobody asks has none. Row k of a verify window is processed 
 tokens before it had been said. Nothing is remembered between steps, so a rejected draft leaves no
 trace.
 
-    logits [R, V] -> LogitBias -> Penalties -> MinTokens -> RowMasks -> scores [R, V]
+    logits [R, V] -> LogitBias -> Penalties -> RowMasks -> MinTokens -> scores [R, V]
 """
 
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ def plan_processing(
     asked = (
         LogitBias.of(rows, device=device),
         Penalties.of(rows, device=device),
-        MinTokens.of(rows, device=device),
         RowMasks.of(rows, vocab_size=vocab_size, device=device),
+        MinTokens.of(rows, device=device),
     )
     return Processing(tuple(processor for processor in asked if processor is not None))

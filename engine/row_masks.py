@@ -1,9 +1,10 @@
 """Rules over token ids, such as a grammar's, applied to every row along a draft.
 
 A request brings a `RowMask`, which says in bits what may follow. It is asked in the middle of a
-step, once the draft is known: the one place where a step with masks waits for the device earlier
-than at its end. Whoever adds a grammar makes a RowMask and hands it over with the request; a
-token that the mask rules out has p = 0, so a draft that breaks the rule is rejected there.
+step, once the draft is known: there a step with masks waits for the device earlier than at its
+end. Whoever adds a grammar makes a RowMask and hands it over with the request; a token that the
+mask rules out has p = 0, so a draft that breaks the rule is rejected there. Drafts keep to the
+rule themselves (engine.draft_masks), and have q = 0 where it says no.
 """
 
 from collections.abc import Sequence
@@ -16,9 +17,12 @@ import torch
 from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
+from engine.api import RowMask
+from engine.plan import SequenceStep
 from engine.sampling_rows import SamplingRows, Window
 from engine.upload import upload
 
+EVERYTHING = np.uint32(0xFFFF_FFFF)
 _BITS = 32
 
 
@@ -47,21 +51,53 @@ class RowMasks:
 
     def apply(self, scores: Float[Tensor, "R V"], draft_ids: Int[Tensor, "Bs K"]) -> None:
         drafts = draft_ids[self.sampling].tolist()
-        words = torch.from_numpy(self._ask(drafts).view(np.int32)).to(scores.device)
+        words = to_device(self._ask(drafts), scores.device)
         allowed = unpack(words, vocab_size=scores.shape[1])
         scores[self.rows] = scores[self.rows].masked_fill(~allowed, float("-inf"))
 
     def _ask(self, drafts: Sequence[Sequence[int]]) -> npt.NDArray[np.uint32]:
         """Every row's bits: [P, ceil(V / 32)]."""
-        words = np.zeros((self.num_rows, -(-self.vocab_size // _BITS)), dtype=np.uint32)
+        words = no_words(self.num_rows, self.vocab_size)
         first = 0
         for window, draft in zip(self.windows, drafts, strict=True):
-            mask = window.share.seq.request.row_mask
-            assert mask is not None, window.share.seq.request.request_id
             own = words[first : first + window.num_rows]
-            mask.fill(draft[: window.share.num_drafts], own)
+            ask_along(mask_of(window.share), draft[: window.share.num_drafts], own)
             first += window.num_rows
         return words
+
+
+def mask_of(share: SequenceStep) -> RowMask:
+    mask = share.seq.request.row_mask
+    assert mask is not None, f"{share.seq.request.request_id} brings no mask"
+    return mask
+
+
+def ask_along(mask: RowMask, draft_ids: Sequence[int], words: npt.NDArray[np.uint32]) -> None:
+    """Row k of words [len(draft_ids) + 1, ceil(V / 32)]: what may follow draft_ids[:k].
+
+    Behind a draft token that is ruled out, or that ends the answer, everything may: no such row
+    is ever read.
+    """
+    for k, row in enumerate(words):
+        if k == 0 or is_allowed(draft_ids[k - 1], words[k - 1]):
+            mask.fill(draft_ids[:k], row)
+        if not row.any():
+            assert k > 0, "a row mask allows no token"
+            words[k:] = EVERYTHING
+            return
+
+
+def is_allowed(token_id: int, words: npt.NDArray[np.uint32]) -> bool:
+    return bool(words[token_id // _BITS] >> np.uint32(token_id % _BITS) & 1)
+
+
+def no_words(num_rows: int, vocab_size: int) -> npt.NDArray[np.uint32]:
+    """Rows of bits in which nothing is allowed: [num_rows, ceil(vocab_size / 32)]."""
+    return np.zeros((num_rows, -(-vocab_size // _BITS)), dtype=np.uint32)
+
+
+def to_device(words: npt.NDArray[np.uint32], device: torch.device) -> Int32[Tensor, "P W"]:
+    return torch.from_numpy(words.view(np.int32)).to(device)
 
 
 def unpack(words: Int32[Tensor, "P W"], *, vocab_size: int) -> Bool[Tensor, "P V"]:

@@ -326,8 +326,6 @@ class Scheduler:
             stop = stop_after(seq, token_id)
             if stop is not None:
                 break
-        if seq.request.row_mask is not None:
-            seq.request.row_mask.commit(new_ids[:kept])
         now = self._clock()
         if seq.first_token_at is None:
             seq.first_token_at = now

@@ -15,10 +15,11 @@ def stop_after(seq: SequenceState, token_id: int) -> Stop | None:
     """The stop that `token_id`, just appended to the sequence, completes.
 
     A stop wins over the length limit on the same token. Every committed token passes here
-    exactly once and in order, for the scanner's sake.
+    exactly once and in order, for the scanner's and the row mask's sake.
     """
     matched = _match(seq, token_id)
-    if matched is not None:
+    is_exhausted = _exhausts_mask(seq, token_id)
+    if matched is not None or is_exhausted:
         return FinishReason.STOP, matched
     if seq.num_remaining <= 0:
         return FinishReason.LENGTH, None
@@ -29,3 +30,8 @@ def _match(seq: SequenceState, token_id: int) -> int | str | None:
     scanner = seq.request.stop_scanner
     stop_string = scanner.feed(token_id) if scanner is not None else None
     return token_id if token_id in seq.stop_ids else stop_string
+
+
+def _exhausts_mask(seq: SequenceState, token_id: int) -> bool:
+    mask = seq.request.row_mask
+    return mask is not None and mask.commit(token_id)

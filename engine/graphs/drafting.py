@@ -69,7 +69,7 @@ class GraphedProposer:
         """See Proposer.propose. The result is true until the next call."""
         count = len(request.context_lens)
         size = self._tiers.holding(count)
-        if size is None:
+        if size is None or request.mask is not None:  # a mask is asked on the host, slot by slot
             return self._eager.propose(request)
         this = self._rounds[size, request.sampling is not None]
         this.stage(request, self._scratch.slot)

@@ -56,12 +56,13 @@ class ByParity:
         return token_id % 2 == place // 2 % 2
 
     def fill(self, draft_ids: Sequence[int], words: npt.NDArray[np.uint32]) -> None:
-        for k in range(len(draft_ids) + 1):
-            bits = [self.allows(self.num_said + k, t) for t in range(words.shape[1] * 32)]
-            words[k] = np.packbits(bits, bitorder="little").view(np.uint32)
+        place = self.num_said + len(draft_ids)
+        bits = [self.allows(place, t) for t in range(len(words) * 32)]
+        words[:] = np.packbits(bits, bitorder="little").view(np.uint32)
 
-    def commit(self, token_ids: Sequence[int]) -> None:
-        self.num_said += len(token_ids)
+    def commit(self, token_id: int) -> bool:
+        self.num_said += 1
+        return False
 
 
 @dataclass(frozen=True)

@@ -162,14 +162,14 @@ class _Increasing:
         self.last = last
 
     def fill(self, draft_ids: Sequence[int], words: npt.NDArray[np.uint32]) -> None:
-        assert words.shape == (len(draft_ids) + 1, -(-VOCAB // 32))
+        assert words.shape == (-(-VOCAB // 32),)
         assert not words.any()
-        for k, last in enumerate([self.last, *draft_ids]):
-            for token in range(last + 1, VOCAB):
-                words[k, token // 32] |= np.uint32(1 << token % 32)
+        for token in range([self.last, *draft_ids][-1] + 1, VOCAB):
+            words[token // 32] |= np.uint32(1 << token % 32)
 
-    def commit(self, token_ids: Sequence[int]) -> None:
-        self.last = token_ids[-1]
+    def commit(self, token_id: int) -> bool:
+        self.last = token_id
+        return token_id == VOCAB - 1
 
 
 def test_a_row_mask_is_asked_ahead_along_the_draft() -> None:
