@@ -1,13 +1,14 @@
 """Which pages hold one sequence's tokens. Integers only."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Iterable
 
 import numpy as np
 from jaxtyping import Int64
 
+_INT32 = "i"
 
-@dataclass(slots=True)
+
 class PageTable:
     """Where one sequence's tokens live: logical position -> physical slot.
 
@@ -16,10 +17,16 @@ class PageTable:
     slot      28 29 30 31 | 8  9 10 11 | 20 21
 
     How many of the positions are true is not said here: the sequence's own length says it.
+    Pages are kept as int32 in one piece of memory, as attention takes them: at every step all of
+    a batch's tables are copied, which for long contexts no loop over numbers could do in time.
     """
 
-    page_size: int  # tokens
-    pages: list[int] = field(default_factory=list)
+    __slots__ = ("page_size", "pages")
+
+    def __init__(self, page_size: int, pages: Iterable[int] = ()) -> None:
+        """page_size: tokens."""
+        self.page_size = page_size
+        self.pages: array[int] = array(_INT32, pages)
 
     @property
     def num_slots(self) -> int:
@@ -30,13 +37,13 @@ class PageTable:
         """Pages to add so that `length` tokens fit."""
         return max(0, self._num_pages(length) - len(self.pages))
 
-    def extend(self, pages: Sequence[int]) -> None:
+    def extend(self, pages: Iterable[int]) -> None:
         self.pages.extend(pages)
 
     def trim(self, length: int) -> list[int]:
         """Drop the pages that `length` tokens do not need, and return them for release."""
         keep = self._num_pages(length)
-        dropped = self.pages[keep:]
+        dropped = self.pages[keep:].tolist()
         del self.pages[keep:]
         return dropped
 

@@ -27,6 +27,10 @@ class FixedPlan(AttentionPlan, Protocol):
 class FixedBackend(AttentionBackend, Protocol):
     """An attention backend that graphs can hold."""
 
+    fixed_plan_bytes: (
+        int  # of the device that a plan keeps, beside the buffers that it is read from
+    )
+
     def fixed_plan(
         self, *, num_sequences: int, query_len: int, max_pages: int, causal: bool
     ) -> FixedPlan:

@@ -8,13 +8,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kv_pool.attention.backend import AttentionPlan
-from kv_pool.attention.paging import page_rows
+from kv_pool.attention.paging import overwrite_rows, page_rows
 from kv_pool.attention.reference import ReferenceAttention
 from kv_pool.attention.transfer import overwrite
 
 
 class FixedReference(ReferenceAttention):
     """A FixedBackend that gathers as many pages as there can be. Slow; runs anywhere."""
+
+    fixed_plan_bytes = 0
 
     def __init__(self, *, page_size: int, device: torch.device) -> None:
         super().__init__(page_size=page_size, device=device)
@@ -55,13 +57,8 @@ class FixedReferencePlan(AttentionPlan):
 
     def update(self, *, kv_lens: Sequence[int], page_tables: Sequence[Sequence[int]]) -> None:
         """See FixedPlan.update."""
-        rows = page_rows(
-            kv_lens=kv_lens,
-            page_tables=page_tables,
-            page_size=self._page_size,
-            width=self._pages.shape[1],
-        )
-        overwrite(self._pages, rows)
+        rows = page_rows(kv_lens=kv_lens, page_tables=page_tables, page_size=self._page_size)
+        overwrite_rows(self._pages, rows)
         overwrite(self._kv_lens, np.asarray(kv_lens, dtype=np.int32))
 
     def attend(

@@ -1,4 +1,4 @@
-"""Which pages a batch reads, as the arrays that page-aware kernels take. Host only.
+"""Which pages a batch reads, as the arrays that page-aware kernels take.
 
     two sequences, query_lens 2 and 3, kv_lens 5 and 4, page_size 2, page tables [7 2 5 9], [0 3]
 
@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int32
+from torch import Tensor
+
+from kv_pool.attention.transfer import overwrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +47,15 @@ def page_layout(
     ):
         assert 1 <= query_len <= kv_len, f"{query_len} queries over {kv_len} keys"
         assert len(table) >= count, f"{len(table)} pages for {kv_len} keys"
-    used = [table[:count] for table, count in zip(page_tables, num_pages, strict=True)]
+    used = [
+        np.asarray(table[:count], dtype=np.int32)
+        for table, count in zip(page_tables, num_pages, strict=True)
+    ]
     lens = np.asarray(kv_lens, dtype=np.int32)
     return PageLayout(
         qo_indptr=_offsets(query_lens),
         kv_indptr=_offsets(num_pages),
-        kv_indices=np.fromiter((page for pages in used for page in pages), dtype=np.int32),
+        kv_indices=np.concatenate(used),
         last_page_lens=((lens - 1) % page_size + 1).astype(np.int32),
     )
 
@@ -59,15 +65,23 @@ def page_rows(
     kv_lens: Sequence[int],
     page_tables: Sequence[Sequence[int]],
     page_size: int,
-    width: int,
-) -> Int32[np.ndarray, "B {width}"]:
-    """The same pages as a rectangle; columns past a sequence's own pages are 0 and never read."""
-    rows = np.zeros((len(kv_lens), width), dtype=np.int32)
-    for row, kv_len, table in zip(rows, kv_lens, page_tables, strict=True):
-        count = _num_pages(kv_len, page_size)
-        assert count <= min(width, len(table)), f"{kv_len} keys, {len(table)} pages, {width} wide"
+) -> Int32[np.ndarray, "B P"]:
+    """The same pages as a rectangle, as wide as the longest sequence has pages.
+
+    Columns past a sequence's own pages are 0 and never read.
+    """
+    counts = [_num_pages(kv_len, page_size) for kv_len in kv_lens]
+    rows = np.zeros((len(kv_lens), max(counts)), dtype=np.int32)
+    for row, count, table in zip(rows, counts, page_tables, strict=True):
+        assert count <= len(table), f"{len(table)} pages where {count} are needed"
         row[:count] = table[:count]
     return rows
+
+
+def overwrite_rows(buffer: Tensor, rows: Int32[np.ndarray, "B P"]) -> None:
+    """Put such a rectangle into the first columns of `buffer`; what lies beyond is never read."""
+    assert rows.shape[1] <= buffer.shape[1], f"{rows.shape[1]} pages, {buffer.shape[1]} wide"
+    overwrite(buffer[:, : rows.shape[1]], rows)
 
 
 def _num_pages(length: int, page_size: int) -> int:

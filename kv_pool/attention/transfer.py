@@ -1,22 +1,24 @@
-"""Host integers on their way to a device."""
+"""Host numbers on their way to a device, without waiting for it."""
+
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Int32
 from torch import Tensor
 
 
-def to_device(array: Int32[np.ndarray, "*N"], device: torch.device) -> Tensor:
-    """The array as an int32 tensor. From pinned memory the copy to a GPU waits for nothing."""
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """The array as a tensor. From pinned memory the copy to a GPU waits for nothing."""
+    return _from_host(array, device).to(device, non_blocking=True)
 
 
 def overwrite(buffer: Tensor, array: Int32[np.ndarray, "*N"]) -> None:
     """Put the array where `buffer` is; a captured graph reads the same memory again."""
+    buffer.copy_(_from_host(array, buffer.device), non_blocking=True)
+
+
+def _from_host(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     tensor = torch.from_numpy(array)
-    if buffer.device.type == "cuda":
-        tensor = tensor.pin_memory()
-    buffer.copy_(tensor, non_blocking=True)
+    return tensor.pin_memory() if device.type == "cuda" else tensor

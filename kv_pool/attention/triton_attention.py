@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kv_pool.attention.paging import page_rows
+from kv_pool.attention.paging import overwrite_rows, page_rows
 from kv_pool.attention.transfer import overwrite, to_device
 from kv_pool.attention.triton_kernels import Tiles, launch
 
@@ -18,6 +18,7 @@ class TritonAttention:
     """See AttentionBackend and FixedBackend. Does all of the signature."""
 
     name = "triton"
+    fixed_plan_bytes = 0
 
     def __init__(self, *, page_size: int, device: torch.device) -> None:
         self._page_size = page_size
@@ -90,13 +91,8 @@ class TritonPlan:
         """See FixedPlan.update."""
         for query_len, kv_len in zip(self._query_lens, kv_lens, strict=True):
             assert 1 <= query_len <= kv_len, f"{query_len} queries over {kv_len} keys"
-        rows = page_rows(
-            kv_lens=kv_lens,
-            page_tables=page_tables,
-            page_size=self._page_size,
-            width=self._max_pages,
-        )
-        overwrite(self._pages, rows)
+        rows = page_rows(kv_lens=kv_lens, page_tables=page_tables, page_size=self._page_size)
+        overwrite_rows(self._pages, rows)
         overwrite(self._kv_lens, np.asarray(kv_lens, dtype=np.int32))
 
     def attend(

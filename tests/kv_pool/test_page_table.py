@@ -37,4 +37,4 @@ def test_trimming_returns_the_pages_that_a_length_does_not_need() -> None:
     assert table.trim(12) == []
     assert table.trim(5) == [5]
     assert table.trim(0) == [7, 2]
-    assert table.pages == []
+    assert len(table.pages) == 0

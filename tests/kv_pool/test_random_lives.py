@@ -99,7 +99,7 @@ class RandomLives(RuleBasedStateMachine):
         copies = self.allocate(num_partial)
         if copies is None:
             return multiple()
-        shared = seq.table.pages[:num_full]
+        shared = seq.table.pages[:num_full].tolist()
         self.pages.retain(shared)
         for copy in copies:
             self.kv.copy_page(seq.table.pages[num_full], copy)

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kv_pool import PageTable
 from kv_pool.attention.layout import sequence_slots
-from kv_pool.attention.paging import page_layout, page_rows
+from kv_pool.attention.paging import overwrite_rows, page_layout, page_rows
 
 
 def test_the_arrays_of_the_picture() -> None:
@@ -36,7 +38,8 @@ def test_any_layout_names_the_slots_of_the_reference(
     layout = page_layout(
         query_lens=query_lens, kv_lens=kv_lens, page_tables=tables, page_size=page_size
     )
-    rows = page_rows(kv_lens=kv_lens, page_tables=tables, page_size=page_size, width=60)
+    rows = page_rows(kv_lens=kv_lens, page_tables=tables, page_size=page_size)
+    assert rows.shape == (len(lens), max(counts))
     assert np.diff(layout.qo_indptr).tolist() == query_lens
     for b, (table, kv_len) in enumerate(zip(tables, kv_lens, strict=True)):
         mine = layout.kv_indices[layout.kv_indptr[b] : layout.kv_indptr[b + 1]]
@@ -62,3 +65,21 @@ def test_what_does_not_fit_together_is_caught(
 ) -> None:
     with pytest.raises(AssertionError, match=message):
         page_layout(query_lens=query_lens, kv_lens=kv_lens, page_tables=tables, page_size=4)
+
+
+def test_rows_fill_the_first_columns_of_a_buffer_and_leave_the_rest() -> None:
+    buffer = torch.full((2, 5), 9, dtype=torch.int32)
+    overwrite_rows(buffer, np.array([[1, 2, 3], [4, 0, 0]], dtype=np.int32))
+    assert buffer.tolist() == [[1, 2, 3, 9, 9], [4, 0, 0, 9, 9]]
+    with pytest.raises(AssertionError, match="6 pages, 5 wide"):
+        overwrite_rows(buffer, np.zeros((2, 6), dtype=np.int32))
+
+
+def test_page_tables_are_memory_that_is_copied_in_one_piece() -> None:
+    """At every step all tables of a batch are: 131072 pages for 128 sequences of 16384 tokens."""
+    tables = [PageTable(4, [7, 2, 5]).pages, PageTable(4, [3]).pages]
+    assert [memoryview(table).format for table in tables] == ["i", "i"]  # int32, as in the kernels
+    rows = page_rows(kv_lens=[9, 4], page_tables=tables, page_size=4)
+    assert rows.tolist() == [[7, 2, 5], [3, 0, 0]]
+    layout = page_layout(query_lens=[1, 1], kv_lens=[9, 4], page_tables=tables, page_size=4)
+    assert layout.kv_indices.tolist() == [7, 2, 5, 3]
