@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
 from draft import ContextKernel
 from engine.config import EngineConfig
@@ -37,13 +39,13 @@ class Acceleration:
         if self.attention == "flashinfer" and _why_no_package("triton", is_cuda=is_cuda) is None:
             return replace(
                 self,
-                make_attention=lambda page_size: _make_attention("triton", page_size, device),
+                make_attention=_attention_maker("triton", device),
                 attention="triton",
                 attention_reason=reason,
             )
         return replace(
             self,
-            make_attention=lambda page_size: ReferenceAttention(page_size=page_size, device=device),
+            make_attention=_attention_maker("reference", device),
             attention="reference",
             attention_reason=reason,
             recorder=None,
@@ -61,7 +63,7 @@ def choose_acceleration(config: EngineConfig, device: torch.device) -> Accelerat
     kernel, kernel_reason = _context_kernel(is_cuda=is_cuda)
     graphs_reason = _why_no_graphs(config, name, is_cuda=is_cuda)
     return Acceleration(
-        make_attention=lambda page_size: _make_attention(name, page_size, device),
+        make_attention=_attention_maker(name, device),
         attention=name,
         attention_reason=reason,
         attention_demanded=config.attention_backend not in ("auto", "reference"),
@@ -97,20 +99,31 @@ def _why_no_package(package: str, *, is_cuda: bool) -> str | None:
     return None if find_spec(package) is not None else f"{package} is not installed"
 
 
-def _make_attention(name: str, page_size: int, device: torch.device) -> AttentionBackend:
+def _attention_maker(name: str, device: torch.device) -> MakeAttention:
     # Imported here: neither package is there on every machine.
     if name == "triton":
         from kv_pool.attention.triton_attention import TritonAttention
 
-        return TritonAttention(page_size=page_size, device=device)
-    reference = ReferenceAttention(page_size=page_size, device=device)
+        return lambda page_size: TritonAttention(page_size=page_size, device=device)
     if name == "flashinfer":
-        from kv_pool.attention.flashinfer import FlashInferAttention, load_wrapper
+        return _flashinfer_maker(device)
+    return lambda page_size: ReferenceAttention(page_size=page_size, device=device)
 
-        return FlashInferAttention(
-            page_size=page_size, device=device, make_wrapper=load_wrapper(), fallback=reference
-        )
-    return reference
+
+def _flashinfer_maker(device: torch.device) -> MakeAttention:
+    """All share one workspace, for they run one after another; so it is there to be counted."""
+    from kv_pool.attention.flashinfer import WORKSPACE_BYTES, FlashInferAttention, load_wrapper
+
+    @cache
+    def workspace() -> Tensor:
+        return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+    return lambda page_size: FlashInferAttention(
+        page_size=page_size,
+        workspace=workspace(),
+        make_wrapper=load_wrapper(),
+        fallback=ReferenceAttention(page_size=page_size, device=device),
+    )
 
 
 def _context_kernel(*, is_cuda: bool) -> tuple[ContextKernel | None, str | None]:

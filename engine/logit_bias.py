@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from engine.sampling_rows import SamplingRows
-from engine.upload import upload
+from engine.upload import place, upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class LogitBias:
             num_rows=sum(window.num_rows for window in windows),
             rows=where,
             token_ids=token_ids,
-            values=torch.tensor(np.concatenate(values), dtype=torch.float32, device=device),
+            values=place(np.concatenate(values).astype(np.float32), device),
         )
 
     def apply(self, scores: Float[Tensor, "R V"], draft_ids: Int[Tensor, "Bs K"]) -> None:

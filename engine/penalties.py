@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.api import Request
 from engine.plan import SequenceStep
 from engine.sampling_rows import SamplingRows
-from engine.upload import IntArray, upload
+from engine.upload import IntArray, place, upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Penalties:
         params = [window.share.seq.request.params for window in windows]
 
         def column(values: list[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=device)
+            return place(np.array(values, dtype=np.float32), device)
 
         return cls(
             num_rows=len(at),

@@ -17,6 +17,7 @@ from torch import Tensor
 from kv_pool.attention.backend import AttentionBackend, AttentionPlan
 from kv_pool.attention.fixed import NoFixedPlan
 from kv_pool.attention.paging import PageLayout, page_layout
+from kv_pool.attention.transfer import to_device
 
 WORKSPACE_BYTES = 128 * 1024 * 1024  # what FlashInfer advises
 _HEAD_DIMS = (64, 128, 256)
@@ -69,21 +70,23 @@ class FlashInferAttention:
     """See AttentionBackend and FixedBackend. One for each model: plans of two would collide."""
 
     name = "flashinfer"
+    fixed_plan_bytes = 8 * 1024 * 1024  # a wrapper's own memory for its schedule
 
     def __init__(
         self,
         *,
         page_size: int,
-        device: torch.device,
+        workspace: Tensor,
         make_wrapper: MakeWrapper,
         fallback: AttentionBackend,
     ) -> None:
-        """`fallback` does what the kernels do not: float32, sinks, unusual head widths."""
+        """workspace: WORKSPACE_BYTES on the device, shared with whatever runs before or after.
+        `fallback` does what the kernels do not: float32, sinks, unusual head widths."""
         self.page_size = page_size
-        self._device = device
+        self._device = workspace.device
         self._make_wrapper = make_wrapper
         self._fallback = fallback
-        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._workspace = workspace
         self._wrappers: dict[_Kind, _Planned] = {}
         self._reasons: set[str] = set()
 
@@ -256,6 +259,7 @@ class _Planned:
     def __init__(self, wrapper: PagedWrapper, page_size: int, device: torch.device) -> None:
         self.wrapper = wrapper
         self._page_size = page_size
+        self._device = device
         # The wrapper copies its plan from one pinned buffer: the host must not run ahead of that.
         self._fetched: Any = None
         if device.type == "cuda":
@@ -267,7 +271,9 @@ class _Planned:
         self.wrapper.plan(
             torch.from_numpy(layout.qo_indptr),
             torch.from_numpy(layout.kv_indptr),
-            torch.from_numpy(layout.kv_indices),
+            # On the device already, for from the host the wrapper would copy it and wait; of the
+            # others it needs the numbers on the host.
+            to_device(layout.kv_indices, self._device),
             torch.from_numpy(layout.last_page_lens),
             **kind.arguments(self._page_size),
         )

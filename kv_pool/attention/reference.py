@@ -16,6 +16,7 @@ from kv_pool.attention.layout import (
     padded_slots,
     visible,
 )
+from kv_pool.attention.transfer import to_device
 
 # Up to here the query heads of one KV head are laid side by side as more query rows: several
 # times faster for a few rows. Beyond, the mask would have to be repeated for nothing.
@@ -151,9 +152,9 @@ def _build_group(
     seen = visible(cut, causal=causal, window=window)
     return _Group(
         query_len=cut.query_len,
-        slots=torch.from_numpy(padded_slots(cut).ravel()).to(device),
+        slots=to_device(padded_slots(cut).ravel(), device),
         num_sequences=len(cut.slots),
-        seen=None if seen is None else torch.from_numpy(seen).to(device),
+        seen=None if seen is None else to_device(seen, device),
         biases={},
     )
 
@@ -163,7 +164,7 @@ def _row_index(rows: np.ndarray, device: torch.device) -> slice | Tensor:
     first, last = int(rows[0]), int(rows[-1])
     if last - first + 1 == rows.size:
         return slice(first, last + 1)
-    return torch.from_numpy(rows).to(device)
+    return to_device(rows, device)
 
 
 def _explicit_attention(

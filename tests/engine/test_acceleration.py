@@ -1,7 +1,9 @@
 """What runs on a device: the best that is installed and wanted, and a reason for the rest."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -12,8 +14,10 @@ from engine.acceleration import Acceleration, choose_acceleration
 from engine.config import EngineConfig
 from engine.graphs.tape import TapeRecorder
 from kv_pool import KVPool, ReferenceAttention
+from kv_pool.attention.flashinfer import WORKSPACE_BYTES, FlashInferAttention
 from kv_pool.attention.triton_attention import TritonAttention
 from tests.engine.tiny_models import CPU, tiny_engine
+from tests.kv_pool.attention.fake_flashinfer import FakeWrapper
 
 CUDA = torch.device("cuda")
 
@@ -79,8 +83,21 @@ def test_graphs_may_be_switched_off() -> None:
 def test_each_model_gets_an_attention_of_its_own() -> None:
     with installed("triton"):
         make = chosen(CUDA).make_attention
-        with patch("kv_pool.attention.triton_attention.TritonAttention", wraps=TritonAttention):
-            assert make(4) is not make(4)
+    assert isinstance(make(4), TritonAttention)
+    assert make(4) is not make(4)
+
+
+def test_every_flashinfer_attention_shares_one_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both models', eager and recorded: 128 MiB once, there before the pool is sized."""
+    module = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=FakeWrapper)
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    make = acceleration._flashinfer_maker(CPU)
+    one, other = make(4), make(16)
+    assert isinstance(one, FlashInferAttention)
+    assert isinstance(other, FlashInferAttention)
+    assert one is not other
+    assert one._workspace is other._workspace
+    assert one._workspace.nbytes == WORKSPACE_BYTES
 
 
 def test_what_fails_gives_way_to_the_next_best() -> None:

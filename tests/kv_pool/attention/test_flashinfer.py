@@ -31,7 +31,7 @@ class Rig:
         self.made: list[FakeWrapper] = []
         self.backend = FlashInferAttention(
             page_size=page_size,
-            device=CPU,
+            workspace=torch.empty(64, dtype=torch.uint8),
             make_wrapper=self._make,
             fallback=ReferenceAttention(page_size=page_size, device=CPU),
         )
@@ -151,3 +151,33 @@ def test_a_fixed_plan_follows_its_updates_in_the_same_memory(options: Options) -
 
 def test_graphs_can_hold_it() -> None:
     assert isinstance(Rig(4).backend, FixedBackend)
+
+
+def test_page_ids_are_on_the_device_before_the_wrapper_sees_them() -> None:
+    """From the host it would copy them and wait; lengths it reads, so they stay on the host."""
+    kinds: list[list[str]] = []
+
+    class Planned:
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            pass
+
+        def plan(self, *arrays: Tensor, **kind: object) -> None:
+            kinds.append([array.device.type for array in arrays])
+
+        def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+            return q
+
+    meta = torch.device("meta")
+    backend = FlashInferAttention(
+        page_size=4,
+        workspace=torch.empty(64, dtype=torch.uint8, device=meta),
+        make_wrapper=Planned,
+        fallback=ReferenceAttention(page_size=4, device=meta),
+    )
+    plan = backend.plan(query_lens=[1], kv_lens=[5], page_tables=[[2, 0]], causal=True)
+    fixed = backend.fixed_plan(num_sequences=1, query_len=1, max_pages=3, causal=True)
+    fixed.update(kv_lens=[5], page_tables=[[2, 0]])
+    query, pool = (torch.empty(n, 4, 64, dtype=torch.float16, device=meta) for n in (1, 12))
+    for each in (plan, fixed):
+        each.attend(query, pool, pool, scale=0.1)
+    assert kinds == [["cpu", "cpu", "meta", "cpu"]] * 2
