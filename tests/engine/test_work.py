@@ -4,16 +4,22 @@ The scenario: three prompts of 40, 20 and 9 tokens, 12 output tokens each, promp
 tokens, blocks of 4 draft tokens, pages of 4 tokens.
 """
 
+import copy
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
-from torch.nn import functional as F
+from torch import Tensor
 
 from engine import Request, SamplingParams
+from engine.batch import ScheduleBatch
 from engine.build import Built
+from engine.native.decoder import NativeDecoder
 from tests.engine.running import generate_alone, oracle
 from tests.engine.tiny_models import LAYERS, VOCAB, tiny_engine, tiny_target, write_tiny_draft
 from tests.engine.work import Work, run_counting
@@ -34,22 +40,32 @@ def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make(draft_folder: Path) -> Make:
-    """make(native="auto" or "off", speculates=True) is an engine for the scenario."""
+    """make(native="auto" or "off", speculates=True, dtype=...) is an engine for the scenario."""
 
-    def engine(*, native: str, speculates: bool = True) -> Built:
+    def engine(
+        *, native: str, speculates: bool = True, dtype: torch.dtype = torch.float32
+    ) -> Built:
+        target = tiny_target(has_eos=False)
+        if dtype != torch.float32:
+            target = replace(target, model=copy.deepcopy(target.model).to(dtype), dtype=dtype)
         built = tiny_engine(
-            target=tiny_target(has_eos=False),
+            target=target,
             draft_folder=draft_folder if speculates else None,
             native_kernels=native,
         )
-        if native != "off" and built.linear is F.linear:
+        if native != "off" and not _is_native(built):
             pytest.skip("native kernels cannot be had here")
         return built
 
     return engine
 
 
-def requests() -> list[Request]:
+def _is_native(built: Built) -> bool:
+    target: Any = built.engine.info.details["target"]
+    return bool(target["small_steps"]["path"] == "native")
+
+
+def requests(lengths: tuple[int, ...] = PROMPTS) -> list[Request]:
     generator = torch.Generator().manual_seed(11)
     return [
         Request(
@@ -57,7 +73,7 @@ def requests() -> list[Request]:
             tuple(torch.randint(1, VOCAB - 1, (length,), generator=generator).tolist()),
             SamplingParams(max_new_tokens=NEW_TOKENS),
         )
-        for i, length in enumerate(PROMPTS)
+        for i, length in enumerate(lengths)
     ]
 
 
@@ -126,10 +142,70 @@ def test_the_host_looks_at_the_device_once_a_step(make: Make, native: str) -> No
     assert all(step.reads == Counter(cpu=1, numpy=1) for step in steps[1:])
 
 
-def test_native_rounds_copy_no_keys_and_values(make: Make) -> None:
-    rounds = steady(run_counting(make(native="auto"), requests()))
-    # They read the pool where it lies, the target's half and the draft's.
-    assert [step.gathered_bytes for step in rounds] == [0] * len(rounds)
+@dataclass(frozen=True)
+class Kind:
+    """Steps of a kind, and what each of them does natively, at most.
+
+    Operations are torch's, views left out: each makes a tensor, or copies into one.
+    """
+
+    prompts: tuple[int, ...]  # lengths
+    steps: slice
+    rows: tuple[int, int]  # of the target's one pass, and logit rows among them
+    reads: Counter[str]
+    operations: int
+    # In bfloat16 the draft's pass is PyTorch's, which copies its context: so many tokens of it.
+    bfloat16_operations: int
+    bfloat16_context: int
+
+
+_LONG = (140,)
+_ONE_COPY = Counter(cpu=1, numpy=1)
+KINDS = {
+    # The batch's ids, and the taps' rows for the context write.
+    "prompt chunks": Kind(_LONG, slice(1, 4), (32, 0), Counter(), 9, 18, 0),
+    # And a token is chosen.
+    "the end of a prompt": Kind(_LONG, slice(4, 5), (12, 1), _ONE_COPY, 22, 31, 0),
+    # The draft's first pass makes its room.
+    "rounds beside the end of a prompt": Kind(
+        PROMPTS, slice(2, 3), (15, 11), _ONE_COPY, 30, 118, 2 * 44
+    ),
+    "rounds of three": Kind(PROMPTS, slice(4, 9), (15, 15), _ONE_COPY, 26, 117, 3 * 50),
+    "rounds of a long context": Kind(_LONG, slice(6, 9), (5, 5), _ONE_COPY, 26, 113, 147),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_native_steps_of_every_kind_do_no_more_than_they_did(
+    make: Make, kind: Kind, dtype: torch.dtype
+) -> None:
+    """They read the pool where it lies and copy none of it, the target's half or the draft's."""
+    is_short = dtype == torch.bfloat16
+    per_token = dtype.itemsize * DRAFT_LAYERS * 2 * KV_HEADS * DRAFT_DIM
+    steps = run_counting(make(native="auto", dtype=dtype), requests(kind.prompts))
+    assert len(steps[kind.steps]) >= 1
+    for step in steps[kind.steps]:
+        assert step.passes == [kind.rows]
+        assert step.reads == kind.reads
+        assert step.gathered_bytes <= (kind.bfloat16_context if is_short else 0) * per_token
+        most = kind.bfloat16_operations if is_short else kind.operations
+        assert step.operations.total() <= most, step.operations
+
+
+def test_a_gather_of_one_layer_would_be_seen(make: Make) -> None:
+    built = make(native="auto")
+    run = NativeDecoder.run
+
+    def gathering(self: NativeDecoder, batch: ScheduleBatch) -> tuple[Tensor, Tensor]:
+        built.pool.target_keys(1).index_select(0, batch.slot_mapping)
+        return run(self, batch)
+
+    with patch.object(NativeDecoder, "run", gathering):
+        steps = run_counting(built, requests(_LONG))
+    found = [step.gathered_bytes for step in steps[1:4]]
+    assert found == [32 * KV_HEADS * TARGET_DIM * FLOAT] * 3
+    assert min(step.operations.total() for step in steps[1:4]) > 9
 
 
 def test_the_reference_attention_gathers_every_layer_once(make: Make) -> None:
