@@ -4,16 +4,19 @@ import torch
 from torch import Tensor, nn
 
 from engine.config import EngineConfig
+from engine.draft_building import DraftPath, make_proposer
 from engine.draft_loading import LoadedDraft
 from engine.errors import LoadError
 from engine.graphs.memory import RecordedSizes
 from engine.graphs.tiers import Tiers
+from engine.largest_step import LargestStep
 from engine.machine import available_memory_bytes
 from engine.memory import GIB, MemoryPlan, cuda_budget, pages_for_budget, require_tokens
+from engine.resolve import resolve_num_draft_tokens
 from engine.self_check import ShapeProbe
-from engine.target import PagedAttention, run_model
+from engine.target_building import make_target
 from engine.target_loading import LoadedTarget
-from kv_pool import AttentionBackend, KVPool, KVShape
+from kv_pool import AttentionBackend, FixedBackend, KVPool, KVShape
 
 _SHORT_REQUEST = 32  # tokens; a pool that cannot hold this and a block is refused
 
@@ -40,15 +43,21 @@ def plan_pool(
     )
     target_bytes = parameter_bytes(target.model)
     draft_bytes = parameter_bytes(draft.network, besides=target.model) if draft is not None else 0
-    step_bytes = (
-        _measure_step(config, target, shapes, attention, device)
-        if device.type == "cuda" and config.num_pages is None
-        else 0
-    )
+
+    def measured(chunk_tokens: int) -> int:
+        if device.type != "cuda" or config.num_pages is not None:
+            return 0
+        return _measure_step(
+            config, target, draft, shapes, attention, device, chunk_tokens=chunk_tokens
+        )
+
+    step_bytes = measured(config.prefill_chunk_tokens)
     graph_bytes = 0
-    if records_graphs:  # outputs, the intermediates of the largest pass, the scratch page
-        outputs = _recorded_sizes(config, target, draft).output_bytes
-        graph_bytes = outputs + step_bytes + bytes_per_page
+    if records_graphs:  # outputs, intermediates, the plans of each recording, the scratch page
+        sizes = _recorded_sizes(config, target, draft)
+        plan_bytes = attention.fixed_plan_bytes if isinstance(attention, FixedBackend) else 0
+        graph_bytes = sizes.output_bytes + measured(0) + bytes_per_page
+        graph_bytes += sizes.num_recordings * plan_bytes
     min_tokens = _SHORT_REQUEST + (draft.config.num_slots if draft is not None else 0)
     num_pages, budget = _num_pages(
         config,
@@ -147,37 +156,46 @@ def _num_pages(
 def _measure_step(
     config: EngineConfig,
     target: LoadedTarget,
+    draft: LoadedDraft | None,
     shapes: list[KVShape],
     attention: AttentionBackend,
     device: torch.device,
+    *,
+    chunk_tokens: int,
 ) -> int:
-    """Peak bytes above the weights of the largest step: a full prefill chunk beside full rounds.
+    """Peak bytes above the weights of the largest step, or of rounds alone without a chunk.
 
     The step runs over one small pool whose pages every sequence shares: what is computed is
     nonsense, what it needs is not.
     """
-    rows = config.prefill_chunk_tokens + 16 * config.max_running_requests
-    num_pages = -(-rows // config.page_size)
+    block_size = draft.config.block_size if draft is not None else 0
+    step = LargestStep(
+        max_running=config.max_running_requests,
+        num_draft_tokens=resolve_num_draft_tokens(config, block_size),
+        num_slots=draft.config.num_slots if draft is not None else 0,
+        chunk_tokens=chunk_tokens,
+        page_size=config.page_size,
+    )
     pool = KVPool(
-        num_pages=num_pages,
+        num_pages=step.num_pages,
         page_size=config.page_size,
         target_shapes=shapes,
         target_dtype=target.dtype,
+        num_draft_layers=draft.config.num_layers if draft is not None else 0,
+        draft_shape=draft.config.kv_shape if draft is not None else None,
         device=device,
     )
-    ids = torch.zeros(rows, dtype=torch.long, device=device)
-    positions = torch.arange(rows, device=device)
-    plan = attention.plan(
-        query_lens=[rows], kv_lens=[rows], page_tables=[list(range(num_pages))], causal=True
+    tap_layers = draft.config.tap_layers if draft is not None else ()
+    runner = make_target(target, pool, tap_layers=tap_layers, native=None, attention=attention)
+    proposer = make_proposer(
+        config, draft, pool, attention, native=None, path=DraftPath(None, None), fused=None
     )
-    # Every row of a chunk has logits where log probabilities of prompts are asked for.
-    logit_rows = torch.arange(rows, device=device)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    run_model(target.model, ids, positions, logit_rows, PagedAttention(pool, plan, positions))
+    step.run(runner, proposer, device=device)
     torch.cuda.synchronize(device)
     peak: int = torch.cuda.max_memory_allocated(device) - before
-    del pool
+    del pool, runner, proposer
     torch.cuda.empty_cache()
     return peak

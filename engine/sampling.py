@@ -39,6 +39,15 @@ class SamplingBatch:
             min_ps=column([p.min_p for p in params]) if any(p.min_p > 0 for p in params) else None,
         )
 
+    def part(self, rows: slice) -> "SamplingBatch":
+        """Those of some of the sequences."""
+        return SamplingBatch(
+            self.temperatures[rows],
+            None if self.top_ks is None else self.top_ks[rows],
+            None if self.top_ps is None else self.top_ps[rows],
+            None if self.min_ps is None else self.min_ps[rows],
+        )
+
 
 def is_greedy(params: SamplingParams) -> bool:
     """Temperatures below 1e-5 and top_k 1 are greedy (dspark.md section 5, point 2)."""

@@ -19,6 +19,8 @@ from engine.rng import Purpose
 from engine.sampling import target_probs
 from engine.verify import Verdict, verify_greedy, verify_sampled
 
+_PIECE = 16  # drawing sequences whose distributions exist at the same time
+
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
@@ -124,26 +126,38 @@ def _decide(
 def _verify_drawn(
     batch: ScheduleBatch, block: DraftBlock | None, scores: Float[Tensor, "R V"], draws: Draws
 ) -> Verdict:
-    p = target_probs(scores[batch.verify_rows[draws.rows]], draws.params)
-    width = batch.draft_ids.shape[1]
-    return verify_sampled(
-        batch.draft_ids[draws.rows],
-        _draft_probs(block, draws, p, width),
-        p,
-        batch.num_drafts[draws.rows],
-        accept_uniforms=draws.uniforms[:, :width, Purpose.ACCEPT],
-        bonus_uniforms=draws.uniforms[:, : width + 1, Purpose.BONUS],
+    """A few sequences at a time: distributions in float32 are large, and sorted ones larger."""
+    count, width = len(draws.rows), batch.draft_ids.shape[1]
+    q = _draft_probs(block, draws, count, width, scores)
+    pieces = []
+    for first in range(0, count, _PIECE):
+        some = slice(first, first + _PIECE)
+        rows, uniforms = draws.rows[some], draws.uniforms[some]
+        pieces.append(
+            verify_sampled(
+                batch.draft_ids[rows],
+                q[some],
+                target_probs(scores[batch.verify_rows[rows]], draws.params.part(some)),
+                batch.num_drafts[rows],
+                accept_uniforms=uniforms[:, :width, Purpose.ACCEPT],
+                bonus_uniforms=uniforms[:, : width + 1, Purpose.BONUS],
+            )
+        )
+    return Verdict(
+        torch.cat([piece.num_accepted for piece in pieces]),
+        torch.cat([piece.bonus_ids for piece in pieces]),
     )
 
 
 def _draft_probs(
-    block: DraftBlock | None, draws: Draws, p: Float[Tensor, "R W V"], width: int
+    block: DraftBlock | None, draws: Draws, count: int, width: int, like: Tensor
 ) -> Float[Tensor, "R K V"]:
     """q of every drawing share; zeros for those that brought no draft."""
+    shape = count, width, like.shape[1]
     if block is None or block.draft_probs is None:
-        return p.new_zeros(p.shape[0], width, p.shape[2])
-    if len(draws.drafting) == p.shape[0]:
+        return like.new_zeros((), dtype=torch.float32).expand(shape)
+    if len(draws.drafting) == count:
         return block.draft_probs[:, :width]
-    q = p.new_zeros(p.shape[0], width, p.shape[2])
+    q = like.new_zeros(shape, dtype=torch.float32)
     q[draws.drafting] = block.draft_probs[:, :width]
     return q

@@ -24,3 +24,8 @@ class RecordedSizes:
         row = (self.vocab_size + self.aux_size) * self.itemsize
         drawn = self.block_size * self.vocab_size * _FLOAT32
         return sum(self.tiers.sizes) * (self.width * row + drawn)
+
+    @property
+    def num_recordings(self) -> int:
+        """Of passes over pages: the target's and, greedy and drawn, the draft's for each tier."""
+        return len(self.tiers.sizes) * (1 if self.block_size == 0 else 3)

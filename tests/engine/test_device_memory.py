@@ -12,12 +12,17 @@ from engine.graphs.memory import RecordedSizes
 from engine.graphs.tiers import Tiers
 from engine.memory import MemoryPlan
 from engine.self_check import ShapeProbe
-from kv_pool import KVShape, ReferenceAttention
+from kv_pool import KVShape
+from kv_pool.attention.fixed_reference import FixedReference
 from tests.engine.tiny_models import CPU, LAYERS, VOCAB, load_tiny_draft, tiny_target
 from tests.engine.tiny_models import write_tiny_draft as write_draft
 
 MIB = 1024**2
-TOTAL, USED, STEP = 100 * MIB, 20 * MIB, 7 * MIB
+TOTAL, USED, STEP, ROUND = 100 * MIB, 20 * MIB, 7 * MIB, 3 * MIB
+
+
+def _peak(chunk_tokens: int) -> int:
+    return STEP if chunk_tokens else ROUND
 
 
 @pytest.fixture(scope="module")
@@ -26,19 +31,19 @@ def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def planned(draft_folder: Path, *, graphs: bool = False, **settings: object) -> MemoryPlan:
-    """On a device of 100 MiB, of which 20 are taken, with a largest step of 7."""
+    """On a device of 100 MiB, of which 20 are taken; the largest step takes 7, a round 3."""
     target = tiny_target()
     config = EngineConfig(target="tiny", draft="d", page_size=4, **settings)  # type: ignore[arg-type]
     with (
         patch.object(torch.cuda, "mem_get_info", lambda device: (TOTAL - USED, TOTAL)),
-        patch.object(pool_size, "_measure_step", lambda *_: STEP),
+        patch.object(pool_size, "_measure_step", lambda *_, chunk_tokens: _peak(chunk_tokens)),
     ):
         return pool_size.plan_pool(
             config,
             target=target,
             draft=load_tiny_draft(draft_folder, target),
             probe=ShapeProbe(shapes={layer: KVShape(2, 16, 16) for layer in range(LAYERS)}),
-            attention=ReferenceAttention(page_size=4, device=CPU),
+            attention=FixedReference(page_size=4, device=CPU),
             records_graphs=graphs,
             device=torch.device("cuda"),
         )
@@ -55,14 +60,21 @@ def test_the_fraction_is_of_the_whole_device_and_holds_weights_and_step(
     assert plan.budget == f"kv.memory_fraction={fraction}"
 
 
-def test_graphs_take_their_outputs_another_step_and_one_page(draft_folder: Path) -> None:
+def test_graphs_take_their_outputs_a_round_and_one_page(draft_folder: Path) -> None:
     plan = planned(draft_folder, graphs=True, max_running_requests=6)
     rows = (1 + 2 + 4 + 6) * 5  # tiers, and windows of 4 drafts and the anchor
     outputs = rows * (VOCAB + 3 * 48) * 4 + (1 + 2 + 4 + 6) * 4 * VOCAB * 4
-    assert plan.graph_bytes == outputs + STEP + plan.bytes_per_page
+    assert plan.graph_bytes == outputs + ROUND + plan.bytes_per_page
     left = int(TOTAL * 0.85) - USED - STEP - plan.graph_bytes
     assert plan.num_pages == left // plan.bytes_per_page
     assert plan.describe()["graphs_gib"] == round(plan.graph_bytes / 1024**3, 3)
+
+
+def test_what_an_attention_keeps_for_each_recording_is_counted(draft_folder: Path) -> None:
+    plain = planned(draft_folder, graphs=True, max_running_requests=6)
+    with patch.object(FixedReference, "fixed_plan_bytes", MIB):
+        greedy = planned(draft_folder, graphs=True, max_running_requests=6)
+    assert greedy.graph_bytes - plain.graph_bytes == 4 * 3 * MIB  # tiers; target, greedy, drawn
 
 
 def test_pages_by_number_need_no_measurement(draft_folder: Path) -> None:

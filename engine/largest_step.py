@@ -1,0 +1,102 @@
+"""The largest step that an engine may run, computed on nonsense: the memory it takes is real."""
+
+from dataclasses import dataclass
+
+import torch
+
+from draft import Proposer
+from engine.api import Request, SamplingParams
+from engine.batch import build_batch, build_block_request
+from engine.draws import plan_draws
+from engine.plan import SequenceStep, StepPlan
+from engine.sequence import SequenceState
+from engine.target import Target
+from engine.verifier import StepOptions, verify_step
+from kv_pool import PageTable
+
+# Every option that makes tensors as long as the vocabulary.
+_EVERYTHING = SamplingParams(
+    max_new_tokens=1 << 20,
+    temperature=1.0,
+    top_k=50,
+    top_p=0.9,
+    min_p=0.05,
+    repetition_penalty=1.1,
+    num_logprobs=5,
+    prompt_logprobs_from=0,
+)
+_NOTHING = SamplingParams(max_new_tokens=1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class LargestStep:
+    """A round of every sequence that may run, beside a full chunk of one more prompt.
+
+    All of them live on the same pages: a pool of `num_pages` holds the step.
+    """
+
+    max_running: int  # sequences
+    num_draft_tokens: int  # verified in a round
+    num_slots: int  # of a draft block
+    chunk_tokens: int  # 0: rounds alone, of requests that ask for nothing
+    page_size: int  # tokens
+
+    @property
+    def num_pages(self) -> int:
+        longest = max(self.chunk_tokens, 1 + max(self.num_slots, self.num_draft_tokens + 1))
+        return -(-longest // self.page_size)
+
+    def plan(self) -> StepPlan:
+        params = _EVERYTHING if self.chunk_tokens else _NOTHING
+        rounds = [
+            SequenceStep(
+                seq=self._sequence(2, 1, params),
+                start=1,
+                stop=2,
+                num_drafts=self.num_draft_tokens,
+                samples=True,
+            )
+            for _ in range(self.max_running)
+        ]
+        if not self.chunk_tokens:
+            return StepPlan(tuple(rounds))
+        chunk = SequenceStep(
+            seq=self._sequence(self.chunk_tokens, self.chunk_tokens, params),
+            start=0,
+            stop=self.chunk_tokens,
+            num_drafts=0,
+            samples=True,
+            logprob_rows=range(self.chunk_tokens - 1),
+        )
+        return StepPlan((*rounds, chunk))
+
+    def run(self, target: Target, proposer: Proposer, *, device: torch.device) -> None:
+        """What EngineCore.step does with such a plan, but for the scheduler's part."""
+        plan, vocab_size = self.plan(), target.vocab_size
+        draws = plan_draws(
+            plan, block_size=proposer.block_size, vocab_size=vocab_size, device=device
+        )
+        block = None
+        if plan.drafting:
+            sampling = draws.block if draws is not None else None
+            block = proposer.propose(
+                build_block_request(
+                    plan.drafting, sampling, num_slots=self.num_slots, device=device
+                )
+            )
+        options = StepOptions.of(plan, vocab_size=vocab_size, device=device)
+        batch = build_batch(plan, block, device=device)
+        output = target.forward(batch)
+        verify_step(plan, batch, block, output.logits, draws, options)
+        if proposer.block_size > 0:
+            proposer.write_context(output.aux_hidden, batch.positions, batch.slot_mapping)
+
+    def _sequence(self, length: int, num_prompt: int, params: SamplingParams) -> SequenceState:
+        return SequenceState(
+            request=Request("largest step", (0,) * num_prompt, params),
+            arrival=0,
+            seed=0,
+            arrived_at=0.0,
+            table=PageTable(self.page_size, range(self.num_pages)),
+            token_ids=[0] * length,
+        )

@@ -1,0 +1,120 @@
+"""What is measured before the pool is sized is as large as a step can become."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from draft import DSparkProposer
+from engine import Request, SamplingParams, verifier
+from engine.largest_step import LargestStep
+from engine.target import TargetModel
+from tests.engine.running import prompts, run_all
+from tests.engine.tiny_models import CPU, VOCAB, tiny_engine, write_tiny_draft
+
+RUNNING, CHUNK, BLOCK = 20, 24, 4
+
+
+@pytest.fixture(scope="module")
+def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_draft(tmp_path_factory.mktemp("draft"), block_size=BLOCK)
+
+
+def largest(*, speculates: bool, chunk: int = CHUNK) -> LargestStep:
+    width = BLOCK if speculates else 0
+    return LargestStep(
+        max_running=RUNNING,
+        num_draft_tokens=width,
+        num_slots=width,
+        chunk_tokens=chunk,
+        page_size=4,
+    )
+
+
+@contextmanager
+def watched() -> Iterator[dict[str, list[Any]]]:
+    """Rows of every pass, block and write, and sequences whose distributions exist at once."""
+    seen: dict[str, list[Any]] = {"passes": [], "blocks": [], "writes": [], "drawn": []}
+    forward, propose, write = (
+        TargetModel.forward,
+        DSparkProposer.propose,
+        DSparkProposer.write_context,
+    )
+    probs = verifier.target_probs
+
+    def counted_forward(self: Any, batch: Any) -> Any:
+        seen["passes"].append((len(batch.token_ids), len(batch.logit_rows)))
+        return forward(self, batch)
+
+    def counted_propose(self: Any, request: Any) -> Any:
+        block = propose(self, request)
+        drawn = None if block.draft_probs is None else len(block.draft_probs)
+        seen["blocks"].append((len(request.context_lens), drawn))
+        return block
+
+    def counted_write(self: Any, aux_hidden: Any, positions: Any, slots: Any) -> None:
+        seen["writes"].append(len(slots))
+        write(self, aux_hidden, positions, slots)
+
+    def counted_probs(logits: Any, params: Any) -> Any:
+        seen["drawn"].append(logits.shape[0])
+        return probs(logits, params)
+
+    with (
+        patch.object(TargetModel, "forward", counted_forward),
+        patch.object(DSparkProposer, "propose", counted_propose),
+        patch.object(DSparkProposer, "write_context", counted_write),
+        patch.object(verifier, "target_probs", counted_probs),
+    ):
+        yield seen
+
+
+def run(folder: Path | None, step: LargestStep) -> dict[str, list[Any]]:
+    built = tiny_engine(draft_folder=folder, native_kernels="off")
+    with torch.inference_mode(), watched() as seen:
+        step.run(built.runner, built.proposer, device=CPU)
+    return seen
+
+
+def test_it_is_a_round_of_everybody_beside_a_chunk_with_logits_of_every_row(
+    draft_folder: Path,
+) -> None:
+    seen = run(draft_folder, largest(speculates=True))
+    rows = RUNNING * (BLOCK + 1) + CHUNK
+    assert seen["passes"] == [(rows, rows)]
+    assert seen["blocks"] == [(RUNNING, RUNNING)]  # all of them draw
+    assert seen["writes"] == [rows]
+    assert sum(seen["drawn"]) == RUNNING + 1
+
+
+def test_without_a_chunk_it_is_the_rounds_that_graphs_hold(draft_folder: Path) -> None:
+    seen = run(draft_folder, largest(speculates=True, chunk=0))
+    assert seen["passes"] == [(RUNNING * (BLOCK + 1), RUNNING * (BLOCK + 1))]
+    assert seen["blocks"] == [(RUNNING, None)]
+    assert seen["drawn"] == []
+
+
+def test_without_a_draft_it_is_a_row_of_everybody() -> None:
+    seen = run(None, largest(speculates=False))
+    assert seen["passes"] == [(RUNNING + CHUNK, RUNNING + CHUNK)]
+    assert (seen["blocks"], seen["writes"]) == ([], [])
+
+
+def test_distributions_of_many_sequences_never_exist_at_the_same_time(draft_folder: Path) -> None:
+    built = tiny_engine(
+        draft_folder=draft_folder, max_running_requests=40, num_pages=600, native_kernels="off"
+    )
+    requests = [
+        Request(str(i), tuple(p), SamplingParams(max_new_tokens=6, temperature=0.9, seed=i))
+        for i, p in enumerate(prompts(40, vocab=VOCAB, high=4))
+    ]
+    with watched() as seen:
+        together = run_all(built, requests)
+    assert max(seen["drawn"]) == 16
+    assert max(count for count, _ in seen["blocks"]) > 32
+    for one in requests[::13]:
+        assert run_all(built, [one])[one.request_id][0] == together[one.request_id][0]
