@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpu.checks import draft_pool
 from benchmarks.gpu.engines import context_kernel_of, engine_of
 from benchmarks.gpu.pairs import RELEASED, TINY, Pair, make_pair
-from benchmarks.gpu.rounds import PREFILL_CHUNK, measure_rounds
+from benchmarks.gpu.rounds import PREFILL_CHUNK, Rounds, measure_rounds
 from benchmarks.gpu.timing import copy_bandwidth, in_turns, product_rate
 from draft import ContextKVWriter
 from engine.build import Built
@@ -76,32 +76,29 @@ def run_measures(device: torch.device, *, tiny: bool) -> Iterator[Table]:
     yield Table("device", [{"copy_gb_per_s": bandwidth / 1e9, "product_tflop_per_s": rate / 1e12}])
     pair = make_pair(shape, dtype=dtype, device=device, max_len=effort.max_len)
     yield Table("context write", _context_rows(pair, device, effort, bandwidth, rate))
-    most = max(effort.batches)
 
-    def engine(*, speculates: bool, graphs: str = "auto", max_running: int = most) -> Built:
-        return engine_of(
+    def bench(*, speculates: bool = True, graphs: str = "auto") -> _Bench:
+        built = engine_of(
             pair,
             device,
             speculates=speculates,
             graphs=graphs,
             num_pages=effort.num_pages,
-            max_running_requests=max_running,
+            max_running_requests=max(effort.batches),
             prefill_chunk_tokens=PREFILL_CHUNK,
         )
+        return _Bench(built, device, effort)
 
-    built = engine(speculates=True)
-    yield Table("rounds", list(_round_rows(built, device, effort)))
-    yield Table("verify pass", list(_verify_rows(built, device, effort, bandwidth)))
-    yield Table("stacked against per layer, end to end", list(_mode_rows(built, device, effort)))
-    yield Table("speed by accept length", list(_accept_rows(built, device, effort)))
-    del built  # one pool at a time
+    drafted = bench()
+    yield Table("rounds", list(drafted.by_part()))
+    yield Table("verify pass", list(drafted.verify_passes(bandwidth)))
+    yield Table("stacked against per layer, end to end", list(drafted.by_context_writer()))
+    yield Table("speed by accept length", list(drafted.by_accept_length()))
+    del drafted  # one pool at a time
     gc.collect()
-    plain = engine(speculates=False)
-    yield Table("plain decoding", list(_plain_rows(plain, device, effort)))
-    del plain
+    yield Table("plain decoding", list(bench(speculates=False).plain()))
     gc.collect()
-    eager = engine(speculates=True, graphs="off", max_running=most)
-    yield Table("rounds without graphs", list(_round_rows(eager, device, effort)))
+    yield Table("rounds without graphs", list(bench(graphs="off").by_part()))
 
 
 def _context_rows(
@@ -146,108 +143,85 @@ def _context_work(pair: Pair, count: int) -> tuple[int, int]:
     return (weights + count * (config.aux_size + kv)) * itemsize, 2 * count * weights
 
 
-def _round_rows(built: Built, device: torch.device, effort: Effort) -> Iterator[Row]:
-    accepted = built.proposer.block_size // 2
-    for batch in effort.batches:
-        found = measure_rounds(
-            built,
-            device,
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """An engine whose rounds are measured, all with the same effort."""
+
+    built: Built
+    device: torch.device
+    effort: Effort
+
+    @property
+    def block_size(self) -> int:
+        return self.built.proposer.block_size
+
+    def rounds(self, batch: int, *, num_accepted: int) -> Rounds:
+        return measure_rounds(
+            self.built,
+            self.device,
             batch=batch,
-            context=effort.context,
-            num_accepted=accepted,
-            steps=effort.steps,
+            context=self.effort.context,
+            num_accepted=num_accepted,
+            steps=self.effort.steps,
         )
-        parts = {f"{name}_ms": spread.median for name, spread in found.parts_ms.items()}
-        yield {
-            "batch": batch,
-            "accept_length": found.accept_length,
-            "step_ms": found.step_ms.median,
-            **parts,
-            "rest_ms": found.step_ms.median - sum(parts.values()),
-            "tokens_per_s": found.tokens_per_s,
-        }
 
-
-def _accept_rows(built: Built, device: torch.device, effort: Effort) -> Iterator[Row]:
-    for batch in effort.accept_batches:
-        for accepted in range(built.proposer.block_size + 1):
-            found = measure_rounds(
-                built,
-                device,
-                batch=batch,
-                context=effort.context,
-                num_accepted=accepted,
-                steps=effort.steps,
-            )
+    def by_part(self) -> Iterator[Row]:
+        """Where the time of a round goes, with half of each block accepted."""
+        for batch in self.effort.batches:
+            found = self.rounds(batch, num_accepted=self.block_size // 2)
+            parts = {f"{name}_ms": spread.median for name, spread in found.parts_ms.items()}
             yield {
                 "batch": batch,
                 "accept_length": found.accept_length,
-                "step_ms": found.step_ms.median,
-                "tokens_per_s": found.tokens_per_s,
+                **_speed(found),
+                **parts,
+                "rest_ms": found.step_ms.median - sum(parts.values()),
             }
 
+    def by_accept_length(self) -> Iterator[Row]:
+        for batch in self.effort.accept_batches:
+            for accepted in range(self.block_size + 1):
+                found = self.rounds(batch, num_accepted=accepted)
+                yield {"batch": batch, "accept_length": found.accept_length, **_speed(found)}
 
-def _plain_rows(built: Built, device: torch.device, effort: Effort) -> Iterator[Row]:
-    for batch in effort.batches:
-        found = measure_rounds(
-            built,
-            device,
-            batch=batch,
-            context=effort.context,
-            num_accepted=0,
-            steps=effort.steps,
-        )
-        yield {
-            "batch": batch,
-            "step_ms": found.step_ms.median,
-            "target_ms": found.parts_ms["target"].median,
-            "tokens_per_s": found.tokens_per_s,
-        }
-
-
-def _mode_rows(built: Built, device: torch.device, effort: Effort) -> Iterator[Row]:
-    accepted = built.proposer.block_size // 2
-    for batch in effort.accept_batches:
-        for mode in ("auto", "off", "auto", "off"):
-            built.engine.set_context_kv(mode)  # type: ignore[arg-type]
-            found = measure_rounds(
-                built,
-                device,
-                batch=batch,
-                context=effort.context,
-                num_accepted=accepted,
-                steps=effort.steps,
-            )
+    def plain(self) -> Iterator[Row]:
+        for batch in self.effort.batches:
+            found = self.rounds(batch, num_accepted=0)
             yield {
                 "batch": batch,
-                "path": built.proposer.context_kv_path,
-                "context_ms": found.parts_ms["context"].median,
-                "step_ms": found.step_ms.median,
-                "tokens_per_s": found.tokens_per_s,
+                **_speed(found),
+                "target_ms": found.parts_ms["target"].median,
             }
-    built.engine.set_context_kv("auto")
+
+    def by_context_writer(self) -> Iterator[Row]:
+        """Stacked and per layer in turns, twice."""
+        for batch in self.effort.accept_batches:
+            for mode in ("auto", "off", "auto", "off"):
+                self.built.engine.set_context_kv(mode)  # type: ignore[arg-type]
+                found = self.rounds(batch, num_accepted=self.block_size // 2)
+                yield {
+                    "batch": batch,
+                    "path": self.built.proposer.context_kv_path,
+                    "context_ms": found.parts_ms["context"].median,
+                    **_speed(found),
+                }
+        self.built.engine.set_context_kv("auto")
+
+    def verify_passes(self, bandwidth: float) -> Iterator[Row]:
+        """A pass reads every weight but the embedding's once: that much a second, beside a copy."""
+        embedding = self.built.target.parts.embedding.get_parameter("weight")
+        weights = parameter_bytes(self.built.target.model) - embedding.nbytes
+        for batch in self.effort.batches:
+            found = self.rounds(batch, num_accepted=self.block_size)
+            seconds = found.parts_ms["target"].median / 1000
+            yield {
+                "batch": batch,
+                "target_ms": 1000 * seconds,
+                "weights_gb": weights / 1e9,
+                "gb_per_s": weights / seconds / 1e9,
+                "share_of_copy": weights / seconds / bandwidth,
+            }
 
 
-def _verify_rows(
-    built: Built, device: torch.device, effort: Effort, bandwidth: float
-) -> Iterator[Row]:
-    """A pass reads every weight but the embedding's once: that much a second, beside a copy."""
-    embedding = built.target.parts.embedding.get_parameter("weight")
-    weights = parameter_bytes(built.target.model) - embedding.nbytes
-    for batch in effort.batches:
-        found = measure_rounds(
-            built,
-            device,
-            batch=batch,
-            context=effort.context,
-            num_accepted=built.proposer.block_size,
-            steps=effort.steps,
-        )
-        seconds = found.parts_ms["target"].median / 1000
-        yield {
-            "batch": batch,
-            "target_ms": 1000 * seconds,
-            "weights_gb": weights / 1e9,
-            "gb_per_s": weights / seconds / 1e9,
-            "share_of_copy": weights / seconds / bandwidth,
-        }
+def _speed(found: Rounds) -> Row:
+    return {"step_ms": found.step_ms.median, "tokens_per_s": found.tokens_per_s}
