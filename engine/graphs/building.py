@@ -84,7 +84,7 @@ def record_graphs(
                 device=device,
             )
     except (NoFixedPlan, RuntimeError) as error:  # the latter from what a capture forbids
-        reason = str(error).splitlines()[0]
+        reason = _first_line(error)
         logger.warning("no graphs: %s", reason)
         return Graphs(target, proposer, (), reason)
     logger.info(
@@ -93,6 +93,13 @@ def record_graphs(
         time.perf_counter() - started,
     )
     return Graphs(graphed_target, graphed_proposer, tiers.sizes, None)
+
+
+def _first_line(error: BaseException) -> str:
+    """Of what went wrong first: when a pass breaks off, the end of its capture fails as well."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _fixed(attention: AttentionBackend) -> FixedBackend:

@@ -66,7 +66,7 @@ class GraphedProposer:
                 )
 
     def propose(self, request: BlockRequest) -> DraftBlock:
-        """See Proposer.propose. The result is true until the next call."""
+        """See Proposer.propose. The result is a copy: another replay may write where it lay."""
         count = len(request.context_lens)
         size = self._tiers.holding(count)
         if size is None or request.mask is not None:  # a mask is asked on the host, slot by slot
@@ -80,13 +80,13 @@ class GraphedProposer:
         this.recording.replay()
         found = this.recording.outputs
         return DraftBlock(
-            draft_ids=found.draft_ids[:count],
+            draft_ids=found.draft_ids[:count].clone(),
             draft_probs=None
             if found.draft_probs is None or request.sampling is None
             else found.draft_probs[request.sampling.rows],
             confidence_logits=None
             if found.confidence_logits is None
-            else found.confidence_logits[:count],
+            else found.confidence_logits[:count].clone(),
         )
 
     def _kv_lens(self, context_lens: Sequence[int], size: int) -> list[int]:

@@ -16,7 +16,11 @@ class Recording(Protocol[T_co]):
 
     @property
     def outputs(self) -> T_co:
-        """What the function returned; its tensors are overwritten by every replay."""
+        """What the function returned.
+
+        Its tensors are overwritten by every replay, and by those of recordings that the same
+        recorder made before: whoever needs them longer takes a copy.
+        """
         ...
 
     def replay(self) -> None:
@@ -41,7 +45,8 @@ class GraphRecorder(Protocol):
 class CudaRecorder:
     """CUDA graphs that share one memory pool: intermediates of one are scratch for another.
 
-    Outputs are kept apart for as long as their recording lives.
+    Outputs are kept apart from what is recorded later, for as long as their recording lives. They
+    may lie where an earlier recording has its intermediates.
     """
 
     name = "cuda graphs"
@@ -60,8 +65,11 @@ class CudaRecorder:
         current.wait_stream(self._stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            outputs = run()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                outputs = run()
+        finally:
+            torch.cuda.set_stream(current)  # a capture that fails does not always go back itself
         return _CudaRecording(graph, outputs)
 
 

@@ -1,10 +1,14 @@
 """A recorder for machines without CUDA: it replays the very operators that a function called.
 
 As with a CUDA graph, Python is not run again: what was decided while recording stays decided,
-results go where they went, and a value read on the host is an error. For tests and dry runs.
+results go where they went, and a value read on the host is an error. As with graphs that share
+their memory, a replay leaves garbage in the outputs of whatever was recorded later. For tests and
+dry runs.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -25,12 +29,22 @@ class TapeRecorder:
 
     name = "tape"
 
+    def __init__(self) -> None:
+        self._made: list[object] = []  # outputs of every recording, oldest first
+
     def record(self, run: Callable[[], T]) -> Recording[T]:
         run()  # a warm-up, as on CUDA
         tape = _Tape()
         with tape:
             outputs = run()
-        return _TapeRecording(tape, outputs)
+        self._made.append(outputs)
+        return _TapeRecording(tape, outputs, partial(self._spoil, after=len(self._made)))
+
+    def _spoil(self, after: int) -> None:
+        for outputs in self._made[after:]:
+            for tensor in _tensors(outputs):
+                is_float = tensor.is_floating_point()
+                tensor.fill_(torch.nan if is_float else torch.iinfo(tensor.dtype).max)
 
 
 class _Call:
@@ -72,9 +86,10 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _TapeRecording(Recording[T_co]):
-    def __init__(self, tape: _Tape, outputs: T_co) -> None:
+    def __init__(self, tape: _Tape, outputs: T_co, spoil_later: Callable[[], None]) -> None:
         self._tape = tape
         self._outputs = outputs
+        self._spoil_later = spoil_later
 
     @property
     def outputs(self) -> T_co:
@@ -84,6 +99,7 @@ class _TapeRecording(Recording[T_co]):
         with torch.no_grad():
             for call in self._tape.calls:
                 call()
+            self._spoil_later()
 
 
 def _chooses_by_mask(func: Any, args: Any) -> bool:
@@ -91,6 +107,18 @@ def _chooses_by_mask(func: Any, args: Any) -> bool:
     if func is not torch.ops.aten.index.Tensor:
         return False
     return any(index is not None and index.dtype == torch.bool for index in args[1])
+
+
+def _tensors(outputs: object) -> Iterator[Tensor]:
+    """Of nested sequences and dataclasses."""
+    if isinstance(outputs, Tensor):
+        yield outputs
+    elif dataclasses.is_dataclass(outputs):
+        for field in dataclasses.fields(outputs):
+            yield from _tensors(getattr(outputs, field.name))
+    elif isinstance(outputs, list | tuple):
+        for item in outputs:
+            yield from _tensors(item)
 
 
 def _is_tensor(x: object) -> bool:

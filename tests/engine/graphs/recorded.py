@@ -9,6 +9,7 @@ from engine.acceleration import Acceleration
 from engine.build import Built, wire_engine
 from engine.config import EngineConfig
 from engine.graphs.tape import TapeRecorder
+from engine.recording import StepRecorder
 from engine.target_loading import LoadedTarget
 from kv_pool.attention.fixed_reference import FixedReference
 from tests.engine.tiny_models import CPU, load_tiny_draft, tiny_target
@@ -33,6 +34,7 @@ def graphed_engine(
     target: LoadedTarget | None = None,
     draft_folder: Path | None,
     acceleration: Acceleration | None = None,
+    recorder: StepRecorder | None = None,
     **settings: Any,
 ) -> Built:
     """As tests.engine.tiny_models.tiny_engine makes one, with graphs."""
@@ -53,4 +55,5 @@ def graphed_engine(
             draft=draft,
             device=CPU,
             acceleration=acceleration or taped(),
+            recorder=recorder,
         )

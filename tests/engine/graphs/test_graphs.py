@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from draft import DSparkProposer
 from engine import Request, SamplingParams
 from engine.build import Built
+from engine.confidence_rounds import ConfidenceRecorder
 from engine.graphs import GraphedProposer, GraphedTarget
 from engine.graphs.tape import _TapeRecording
 from engine.target import TargetModel
@@ -86,11 +88,9 @@ def test_plain_decoding_is_replayed_too() -> None:
     assert replays[0] >= NEW_TOKENS - 1
 
 
-@pytest.mark.parametrize("greedy", [0, 2])
-def test_seeded_draws_are_those_of_the_eager_engine(greedy: int, draft_folder: Path) -> None:
-    """With some requests greedy, the recording that draws has rows that do not."""
-    asked = prompts(5, vocab=VOCAB)
-    requests = [
+def sampled_requests(*, greedy: int) -> list[Request]:
+    """Of five, the first few take the argmax, and the others draw."""
+    return [
         Request(
             str(i),
             tuple(p),
@@ -98,11 +98,53 @@ def test_seeded_draws_are_those_of_the_eager_engine(greedy: int, draft_folder: P
                 max_new_tokens=NEW_TOKENS, temperature=0.0 if i < greedy else 0.8, seed=i
             ),
         )
-        for i, p in enumerate(asked)
+        for i, p in enumerate(prompts(5, vocab=VOCAB))
     ]
+
+
+@pytest.mark.parametrize("greedy", [0, 2])
+def test_seeded_draws_are_those_of_the_eager_engine(greedy: int, draft_folder: Path) -> None:
+    """With some requests greedy, the recording that draws has rows that do not."""
+    requests = sampled_requests(greedy=greedy)
     eager = tiny_engine(draft_folder=draft_folder, native_kernels="off")
     graphed = graphed_engine(draft_folder=draft_folder)
     assert texts_of(graphed, requests) == texts_of(eager, requests)
+
+
+@pytest.mark.parametrize("threshold", [0.05, 0.3, 1.0])
+def test_windows_that_a_threshold_cuts_are_replayed_at_any_length(
+    threshold: float, draft_folder: Path
+) -> None:
+    """What a sequence verifies changes from step to step; its window is as wide as ever."""
+    requests = sampled_requests(greedy=2)
+    settings: dict[str, Any] = {"draft_folder": draft_folder, "confidence_threshold": threshold}
+    eager = tiny_engine(native_kernels="off", **settings)
+    graphed = graphed_engine(**settings)
+    with (
+        patch.object(
+            GraphedTarget, "forward", autospec=True, side_effect=GraphedTarget.forward
+        ) as passes,
+        counted_replays() as replays,
+    ):
+        found = texts_of(graphed, requests)
+    assert found == texts_of(eager, requests)
+    lengths = [call.args[1].query_lens for call in passes.call_args_list]
+    windows = [lens for lens in lengths if max(lens) <= 5]
+    assert replays[0] >= 2 * len(windows) - 2  # a round and a pass, but for the very first
+    assert len({n for lens in windows for n in lens}) >= (2 if threshold == 1.0 else 3)
+
+
+def test_confidences_outlive_the_pass_that_verifies_them(draft_folder: Path) -> None:
+    rounds = []
+    for make in (graphed_engine, tiny_engine):
+        recorder = ConfidenceRecorder()
+        built = make(draft_folder=draft_folder, recorder=recorder, native_kernels="off")
+        texts_of(built, sampled_requests(greedy=2))
+        rounds.append(recorder.rounds(block_size=4, of=lambda name: True))
+    graphed, eager = rounds
+    assert len(graphed) > 10
+    assert torch.equal(graphed.num_accepted, eager.num_accepted)
+    torch.testing.assert_close(graphed.logits, eager.logits)
 
 
 def test_a_batch_may_shrink_and_grow_again(draft_folder: Path) -> None:

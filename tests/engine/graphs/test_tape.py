@@ -47,3 +47,17 @@ def test_reading_a_value_on_the_host_is_an_error() -> None:
         TapeRecorder().record(lambda: x * x.sum().item())
     with pytest.raises(RuntimeError, match="reads a value on the host"):
         TapeRecorder().record(lambda: x[x > 0])
+
+
+def test_a_replay_spoils_what_was_recorded_later_and_nothing_else() -> None:
+    """Graphs share their memory: an output may lie where an earlier one has its intermediates."""
+    x, recorder = torch.ones(2), TapeRecorder()
+    first, second, third = (recorder.record(lambda n=n: (x + n, [x.long() + n])) for n in range(3))
+    for recording in (first, second, third):
+        recording.replay()
+    second.replay()
+    assert [first.outputs[0].tolist(), second.outputs[0].tolist()] == [[1.0, 1.0], [2.0, 2.0]]
+    assert third.outputs[0].isnan().all()
+    assert third.outputs[1][0].tolist() == [torch.iinfo(torch.long).max] * 2
+    third.replay()
+    assert third.outputs[0].tolist() == [3.0, 3.0]
