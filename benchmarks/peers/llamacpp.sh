@@ -22,5 +22,6 @@ cmake --build build --target llama-server --parallel "$(nproc)"
 
 venv/bin/pip install --quiet torch transformers sentencepiece protobuf "gguf>=0.17"
 venv/bin/python "$TREE/convert_hf_to_gguf.py" "$MODEL" --outtype f32 --outfile model-f32.gguf
-echo "server: $PWD/build/bin/llama-server"
+ln -sf build/bin/llama-server llama-server
+echo "server: $PWD/llama-server"
 echo "model:  $PWD/model-f32.gguf"
