@@ -36,6 +36,7 @@ from engine.native.large_pages import settle
 from engine.native.linear import speed_up
 from engine.native.setup import Native, prepare_native
 from engine.pool_size import plan_pool
+from engine.quantization import quantise
 from engine.recording import RecentTexts, StepRecorder
 from engine.resolve import (
     configure_threads,
@@ -124,6 +125,7 @@ def wire_engine(
     acceleration: None chooses what the config and the device allow.
     Raises LoadError when the target fails its self-check or the memory does not suffice.
     """
+    target = quantise(config, target, device)
     target.model.set_attn_implementation(attention_hook.IMPLEMENTATION)  # type: ignore[operator]
     probe = probe_shapes(target.model, num_layers=target.num_layers, device=device)
     tap_layers = draft.config.tap_layers if draft is not None else ()
@@ -249,7 +251,7 @@ def _prepare_native(
     if native is None:
         return None, reason
     moved = settle(target.model, borrowers=[draft.network] if draft is not None else [])
-    speed_up(target.model, native.linear)
+    speed_up(target.model, native.linear, native.int8_product)
     if draft is not None:
         moved += settle(draft.network, besides=_to_be_stacked(draft))
     if moved:

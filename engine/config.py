@@ -16,6 +16,7 @@ class EngineConfig:
     target: str  # folder or hub id
     target_revision: str | None = None
     dtype: DType = "auto"  # auto: float32 on CPU, bfloat16 on CUDA
+    quantization: Literal["none", "int8"] = "none"  # of the target's matrices
     device: Device = "auto"
     trust_remote_code: bool = False
     max_model_len: int | None = None  # tokens; None: the target's own limit

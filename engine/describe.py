@@ -43,6 +43,7 @@ def describe(
             "path": config.target,
             "type": type(target.model).__name__,
             "layers": target.num_layers,
+            "quantization": config.quantization,
             "max_model_len": target.max_len,
             "self_check": {
                 "tokens": path.check.num_tokens,
@@ -92,9 +93,9 @@ def log_start(details: Mapping[str, Any]) -> None:
         *(details[name] for name in ("device", "dtype", "torch_threads", "attention")),
     )
     logger.info(
-        "target: %s from %s, %d layers, up to %d tokens; self-check over %d tokens: logits within "
-        "%.1e of the model's own",
-        *(target[name] for name in ("type", "path", "layers", "max_model_len")),
+        "target: %s from %s, quantization %s, %d layers, up to %d tokens; self-check over %d "
+        "tokens: logits within %.1e of the model's own",
+        *(target[name] for name in ("type", "path", "quantization", "layers", "max_model_len")),
         *(target["self_check"][name] for name in ("tokens", "logits_difference")),
     )
     for name, path, why in (

@@ -18,6 +18,7 @@ def to_engine_config(settings: Settings) -> EngineConfig:
         target=model.path,
         target_revision=model.revision,
         dtype=model.dtype,
+        quantization=model.quantization,
         device=settings.device.type,
         trust_remote_code=model.trust_remote_code,
         max_model_len=count_or_none(model.max_model_len),

@@ -33,6 +33,12 @@ class ModelSection(Section):
         "auto",
         description="Number format of both models; auto is float32 on CPU, bfloat16 on CUDA.",
     )
+    quantization: Literal["none", "int8"] = Field(
+        "none",
+        description="int8: the target's matrices lie in int8 with a scale for each row, on CPU, "
+        "for Llama, Mistral, Qwen2 and Qwen3. The text is that of the target in this form; a "
+        "draft changes nothing of it.",
+    )
     max_model_len: Literal["auto"] | Annotated[int, Field(ge=2)] = Field(
         "auto",
         description="Longest sequence in tokens, prompt and output together; auto is the "

@@ -26,6 +26,7 @@ FLAG_ALIASES: Mapping[str, tuple[str, ...]] = {
     "model.path": ("--model", "--model-path"),
     "model.revision": ("--revision",),
     "model.dtype": ("--dtype",),
+    "model.quantization": ("--quantization",),
     "model.max_model_len": ("--max-model-len", "--context-length"),
     "model.served_name": ("--served-model-name",),
     "model.chat_template": ("--chat-template",),

@@ -27,6 +27,13 @@ _FOLDER = Path(__file__).parent
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 # What matrices may be, and how the names of the functions for them end.
 _SUFFIXES = {torch.float32: "", torch.bfloat16: "_bfloat16"}
+# What matrices, keys and values of a target may be.
+_DECODERS = {
+    (torch.float32, torch.float32): "",
+    (torch.bfloat16, torch.bfloat16): "_bfloat16",
+    (torch.int8, torch.float32): "_int8",
+    (torch.int8, torch.bfloat16): "_int8_bfloat16",
+}
 
 _ByDType = Mapping[torch.dtype, Any]
 
@@ -40,7 +47,8 @@ class Kernels:
     """The compiled functions, by the precision of matrices; see kernels.cpp for what they take."""
 
     linear: _ByDType
-    decode: _ByDType
+    int8_linear: Any
+    decode: Mapping[tuple[torch.dtype, torch.dtype], Any]  # and by that of keys and values
     draft_round: _ByDType
     draft_context: _ByDType
     state_size: Any
@@ -115,7 +123,11 @@ def _load(library: Path) -> Kernels:
         raise NativeUnavailable(f"cannot load {library}: {error}") from error
     return Kernels(
         linear=_functions(loaded, "linear", [_POINTER] * 4 + [_COUNT] * 4, None),
-        decode=_functions(loaded, "decode", [_POINTER] * 2, None),
+        int8_linear=_function(loaded, "linear_int8", [_POINTER] * 5 + [_COUNT] * 4, None),
+        decode={
+            dtypes: _function(loaded, "decode" + suffix, [_POINTER] * 2, None)
+            for dtypes, suffix in _DECODERS.items()
+        },
         draft_round=_functions(loaded, "draft_round", [_POINTER] * 2, _COUNT),
         draft_context=_functions(loaded, "draft_context", [_POINTER], _COUNT),
         state_size=_function(loaded, "state_size", [_COUNT], _COUNT),

@@ -7,7 +7,7 @@
 //   x += o_proj(attention(rope(norm?(q_proj(h))), rope(norm?(k_proj(h))), v_proj(h)))   h = norm(x)
 //   x += down_proj(silu(gate_proj(h)) * up_proj(h))                                     h = norm(x)
 //
-// Matrices, keys and values have the model's precision W; everything else is float32.
+// Matrices have the precision W, keys and values the precision KV; everything else is float32.
 #pragma once
 
 #include <omp.h>
@@ -18,28 +18,34 @@
 
 // The structs are mirrored field by field in structs.py; every member has 8 bytes.
 template <class W>
+struct Matrix {
+  const W *rows;       // [N, K]
+  const float *scale;  // [N]: what the numbers of a row are multiples of; null: of 1
+};
+
+template <class W, class KV>
 struct Layer {
   const float *input_norm;
-  const W *q;
+  Matrix<W> q;
   const float *q_bias;
-  const W *k;
+  Matrix<W> k;
   const float *k_bias;
-  const W *v;
+  Matrix<W> v;
   const float *v_bias, *q_norm, *k_norm;
-  const W *o;
+  Matrix<W> o;
   const float *o_bias, *post_norm;
-  const W *gate, *up, *down;
-  W *keys, *values;  // this layer's pool, [S, Hkv, D]
+  Matrix<W> gate, up, down;
+  KV *keys, *values;  // this layer's pool, [S, Hkv, D]
   int64_t window;    // 0: none
 };
 
-template <class W>
+template <class W, class KV>
 struct Decoder {
   int64_t num_layers, hidden, num_heads, num_kv_heads, head_dim, inner, vocab, num_taps;
   double eps, scale;
-  const Layer<W> *layers;
+  const Layer<W, KV> *layers;
   const float *final_norm;
-  const W *lm_head;
+  Matrix<W> lm_head;
   const int64_t *tap_layers;  // -1: the embedding
 };
 
@@ -67,25 +73,25 @@ static inline void store_as(bfloat16 *out, const float *x, int64_t n) {
   for (int64_t i = 0; i < n; i++) out[i] = as_bfloat16(x[i]);
 }
 
-template <class W>
+template <class W, class KV>
 struct Worker {
-  const Decoder<W> &model;
+  const Decoder<W, KV> &model;
   const Pass &pass;
   int rank, size;
 
   // Where this thread's part of a matrix [N, K] begins: what it will read next.
-  const W *part(const W *w, int64_t N, int64_t K) const {
+  const W *part(const Matrix<W> &w, int64_t N, int64_t K) const {
     int64_t begin, end;
     share(N, rank, size, &begin, &end);
-    return w + begin * K;
+    return w.rows + begin * K;
   }
 
   // y = x w^T, or y += x w^T, for this thread's columns of all rows.
-  void linear(const float *x, int64_t K, const W *w, const float *bias, float *y, int64_t N,
+  void linear(const float *x, int64_t K, const Matrix<W> &w, const float *bias, float *y, int64_t N,
               int64_t rows, Into into, const W *next) const {
     int64_t begin, end;
     share(N, rank, size, &begin, &end);
-    linear_columns(begin, end, rows, x, K, w, K, bias, y, N, into, next);
+    linear_columns(begin, end, rows, x, K, w.rows, K, {w.scale, bias}, y, N, into, next);
   }
 
   // The normed rows of x.
@@ -101,7 +107,7 @@ struct Worker {
     return h;
   }
 
-  void project(const Layer<W> &layer, const float *h) const {
+  void project(const Layer<W, KV> &layer, const float *h) const {
     const int64_t E = model.hidden, T = pass.num_rows;
     const int64_t heads = model.num_heads * model.head_dim;
     const int64_t kv_heads = model.num_kv_heads * model.head_dim;
@@ -111,7 +117,7 @@ struct Worker {
   }
 
   // Norm and rotate queries in place; keys and values go to their slots in the pool.
-  void rotate_and_store(const Layer<W> &layer) const {
+  void rotate_and_store(const Layer<W, KV> &layer) const {
     const int64_t H = model.num_heads, Hkv = model.num_kv_heads, D = model.head_dim;
     if (rank == 0) *pass.turn = 0;
     for (int64_t i = rank; i < pass.num_rows * (H + Hkv); i += size) {
@@ -151,7 +157,7 @@ struct Worker {
 
   // Whoever is free takes the next task: some rows of one sequence, one KV head, and all blocks of
   // keys or one.
-  void attend_all(const Layer<W> &layer, int64_t states) const {
+  void attend_all(const Layer<W, KV> &layer, int64_t states) const {
     int64_t task = 0, mine = take();
     for (int64_t b = 0; b < pass.num_sequences; b++) {
       const int64_t begin = pass.row_starts[b], end = pass.row_starts[b + 1];
@@ -168,11 +174,11 @@ struct Worker {
 
   int64_t take() const { return __atomic_fetch_add(pass.turn, 1, __ATOMIC_RELAXED); }
 
-  void attend_rows(const Layer<W> &layer, int64_t b, int64_t kv_head, int64_t row, int64_t rows,
+  void attend_rows(const Layer<W, KV> &layer, int64_t b, int64_t kv_head, int64_t row, int64_t rows,
                    int64_t block, int64_t states) const {
     const int64_t H = model.num_heads, Hkv = model.num_kv_heads, D = model.head_dim;
     const int64_t head = kv_head * (H / Hkv);
-    PagedAttention<W> task;
+    PagedAttention<KV> task;
     task.query = pass.q + (row * H + head) * D;
     task.query_stride = H * D;
     task.num_rows = rows;
@@ -202,7 +208,7 @@ struct Worker {
                     pass.attended + i * D);
   }
 
-  void feed_forward(const Layer<W> &layer, const float *h) const {
+  void feed_forward(const Layer<W, KV> &layer, const float *h) const {
     const int64_t E = model.hidden, I = model.inner, T = pass.num_rows;
     float *gate = pass.inner, *up = pass.inner + T * I;
     linear(h, E, layer.gate, nullptr, gate, I, T, Into::set, part(layer.up, I, E));
@@ -243,7 +249,7 @@ struct Worker {
     const int64_t heads = model.num_heads * model.head_dim, states = states_per_query();
     keep_taps(-1);
     for (int64_t i = 0; i < model.num_layers; i++) {
-      const Layer<W> &layer = model.layers[i];
+      const Layer<W, KV> &layer = model.layers[i];
       project(layer, norm_rows(layer.input_norm));
 #pragma omp barrier
       rotate_and_store(layer);

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.batch import ScheduleBatch
+from engine.int8_linear import Int8Linear
 from engine.native.compiling import Kernels, NativeUnavailable
 from engine.native.structs import DecoderStruct, LayerStruct, PassStruct
 from kv_pool import KVPool, sequence_slots
@@ -38,8 +39,9 @@ class _Sizes:
 class NativeDecoder:
     """Runs steps of up to max_rows rows; results lie in buffers that the next step reuses.
 
-    Matrices, keys and values are float32 or bfloat16, as the model has them; all else is
-    computed in float32. A row's result is the same to the last bit alone and in any batch.
+    Matrices, keys and values are float32 or bfloat16, as the model has them, and matrices may be of
+    int8; all else is computed in float32. A row's result is the same to the last bit alone and in
+    any batch.
     """
 
     def __init__(
@@ -60,10 +62,11 @@ class NativeDecoder:
         self._num_threads = num_threads
         self._sizes = sizes = _sizes_of(config)
         self._dtype = backbone.embed_tokens.weight.dtype
-        self._decode = kernels.decode.get(self._dtype)
+        self._matrices_dtype = backbone.layers[0].self_attn.q_proj.weight.dtype
+        self._decode = kernels.decode.get((self._matrices_dtype, self._dtype))
         if self._decode is None:
-            raise NativeUnavailable(f"there is no code for {self._dtype}")
-        self._embedding = self._matrix(backbone.embed_tokens.weight)
+            raise NativeUnavailable(f"there is no code for {self._matrices_dtype} in {self._dtype}")
+        self._embedding = self._readable(backbone.embed_tokens.weight, self._dtype)
         self._kept: list[Tensor] = []  # what the structs point to
         self._cosine, self._sine = _rotary_table(backbone, max_len)
         self._layers = (LayerStruct * len(backbone.layers))(
@@ -84,8 +87,8 @@ class NativeDecoder:
             scale=first.self_attn.scaling,
             layers=ctypes.addressof(self._layers),
             final_norm=self._keep_vector(backbone.norm.weight),
-            lm_head=self._keep(model.get_output_embeddings().weight),  # type: ignore[operator]
             tap_layers=self._tap_layers.data_ptr(),
+            **self._matrix("lm_head", model.get_output_embeddings()),  # type: ignore[operator]
         )
         self._tap_width = len(tap_layers) * sizes.hidden
         self._states = _states(sizes, max_len, kernels.state_size(sizes.head_dim))
@@ -146,55 +149,69 @@ class NativeDecoder:
             self._logits = torch.empty(rows, self._sizes.vocab)
 
     def _layer(self, layer: Any, index: int) -> LayerStruct:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
         keys, values = self._pool.target_keys(index), self._pool.target_values(index)
         return LayerStruct(
             input_norm=self._keep_vector(layer.input_layernorm.weight),
-            q=self._keep(attention.q_proj.weight),
             q_bias=self._keep_vector(attention.q_proj.bias),
-            k=self._keep(attention.k_proj.weight),
             k_bias=self._keep_vector(attention.k_proj.bias),
-            v=self._keep(attention.v_proj.weight),
             v_bias=self._keep_vector(attention.v_proj.bias),
             q_norm=self._keep_vector(getattr(getattr(attention, "q_norm", None), "weight", None)),
             k_norm=self._keep_vector(getattr(getattr(attention, "k_norm", None), "weight", None)),
-            o=self._keep(attention.o_proj.weight),
             o_bias=self._keep_vector(attention.o_proj.bias),
             post_norm=self._keep_vector(layer.post_attention_layernorm.weight),
-            gate=self._keep(mlp.gate_proj.weight),
-            up=self._keep(mlp.up_proj.weight),
-            down=self._keep(mlp.down_proj.weight),
-            keys=self._keep(keys),
-            values=self._keep(values),
+            keys=self._keep(keys, self._dtype),
+            values=self._keep(values, self._dtype),
             window=_window(attention),
+            **{
+                field: address
+                for name, module in matrices_of(layer).items()
+                for field, address in self._matrix(name, module).items()
+            },
         )
 
-    def _keep(self, tensor: Tensor) -> int:
-        """The address of a matrix that must live as long as this object."""
-        self._kept.append(self._matrix(tensor))
+    def _matrix(self, name: str, module: Any) -> dict[str, int | None]:
+        """Where a product's matrix lies, and its scales if its numbers are multiples of some."""
+        scale = module.scale if isinstance(module, Int8Linear) else None
+        return {
+            name: self._keep(module.weight, self._matrices_dtype),
+            f"{name}_scale": None if scale is None else self._keep(scale, torch.float32),
+        }
+
+    def _keep(self, tensor: Tensor, dtype: torch.dtype) -> int:
+        """The address of a tensor that must live as long as this object."""
+        self._kept.append(self._readable(tensor, dtype))
         return tensor.data_ptr()
 
     def _keep_vector(self, tensor: Tensor | None) -> int | None:
         """The address of a norm's weights or of a bias in float32, null if there is none."""
         if tensor is None:
             return None
-        self._kept.append(self._matrix(tensor).float())
+        self._kept.append(self._readable(tensor, self._dtype).float())
         return self._kept[-1].data_ptr()
 
-    def _matrix(self, tensor: Tensor) -> Tensor:
+    def _readable(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Raises NativeUnavailable unless the kernels can read the tensor as it lies."""
-        is_ours = tensor.dtype == self._dtype and tensor.device.type == "cpu"
+        is_ours = tensor.dtype == dtype and tensor.device.type == "cpu"
         if not (is_ours and tensor.is_contiguous() and type(tensor) in (Tensor, nn.Parameter)):
             raise NativeUnavailable(f"weights are {type(tensor).__name__} of {tensor.dtype}")
         return tensor.detach()
 
 
+def why_unknown(model: nn.Module) -> str | None:
+    """None for a model of a class that decoder.h was written after."""
+    name = type(model).__name__
+    if name in _KNOWN and type(model).__module__.startswith("transformers."):
+        return None
+    return f"{name} is none of {', '.join(_KNOWN)}"
+
+
 def require_known(model: nn.Module, kernels: Kernels) -> tuple[Any, Any]:
     """The model's decoder and config. Raises NativeUnavailable when there is no code for them."""
-    name = type(model).__name__
     config: Any = model.config
-    if name not in _KNOWN or not type(model).__module__.startswith("transformers."):
-        raise NativeUnavailable(f"{name} is none of {', '.join(_KNOWN)}")
+    unknown = why_unknown(model)
+    if unknown is not None:
+        raise NativeUnavailable(unknown)
     if config.hidden_act != "silu":
         raise NativeUnavailable(f"hidden_act is {config.hidden_act!r}, not 'silu'")
     sizes = _sizes_of(config)
@@ -207,6 +224,20 @@ def require_known(model: nn.Module, kernels: Kernels) -> tuple[Any, Any]:
     if any(p.bias is not None for p in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)):
         raise NativeUnavailable("the feed-forward layers have biases")
     return backbone, config
+
+
+def matrices_of(layer: Any) -> dict[str, nn.Module]:
+    """The products of a decoder layer that decoder.h knows."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return {
+        "q": attention.q_proj,
+        "k": attention.k_proj,
+        "v": attention.v_proj,
+        "o": attention.o_proj,
+        "gate": mlp.gate_proj,
+        "up": mlp.up_proj,
+        "down": mlp.down_proj,
+    }
 
 
 def _sizes_of(config: Any) -> _Sizes:

@@ -174,7 +174,7 @@ struct ChainWorker {
     RowBest row = {splat(-INFINITY), (ivec){}};
     if (feature) {
       const W *w2 = chain.w2 + at * r;
-      linear_columns(0, n, 1, feature, r, w2, r, nullptr, biases, CHAIN_COLUMNS);
+      linear_columns(0, n, 1, feature, r, w2, r, {}, biases, CHAIN_COLUMNS);
       measure(w2, n, chain.longest[at / CHAIN_COLUMNS] * BOUND_MARGIN);
     }
     row.look_at(base + at, feature ? biases : nullptr, at, n);

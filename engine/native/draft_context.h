@@ -34,14 +34,14 @@ struct ContextWorker {
     int64_t begin, end;
     share(E, rank, size, &begin, &end);
     linear_columns(begin, end, call.num_rows, call.taps, call.aux_size, call.fc, call.aux_size,
-                   nullptr, call.context, E);
+                   {}, call.context, E);
 #pragma omp barrier
     for (int64_t n = rank; n < call.num_rows; n += size)
       rms_norm(call.context + n * E, call.norm, call.norm_eps, E, call.context + n * E);
 #pragma omp barrier
     share(M, rank, size, &begin, &end);
-    linear_columns(begin, end, call.num_rows, call.context, E, call.weight, E, call.bias,
-                   call.stacked, M);
+    linear_columns(begin, end, call.num_rows, call.context, E, call.weight, E,
+                   {nullptr, call.bias}, call.stacked, M);
 #pragma omp barrier
   }
 

@@ -81,7 +81,7 @@ struct Drafter {
               const W *next) const {
     int64_t begin, end;
     share(N, rank, size, &begin, &end);
-    linear_columns(begin, end, num_rows(), x, K, w, K, nullptr, y, N, into, next);
+    linear_columns(begin, end, num_rows(), x, K, w, K, {}, y, N, into, next);
   }
 
   void embed() const {
@@ -219,7 +219,7 @@ struct Drafter {
     int64_t begin, end;
     share_stretches(V, rank, size, &begin, &end);
     linear_columns(begin, end, round.num_sequences * (model.num_slots - model.first_slot), round.h,
-                   E, model.lm_head, E, nullptr, round.chain.logits, V);
+                   E, model.lm_head, E, {}, round.chain.logits, V);
   }
 
   // What is read after layer i: the next one's queries, or the head.

@@ -2,23 +2,23 @@
 #include "decoder.h"
 #include "draft_context.h"
 
-template <class W>
-static void decode(const Decoder<W> &model, const Pass &pass) {
+template <class W, class KV>
+static void decode(const Decoder<W, KV> &model, const Pass &pass) {
 #pragma omp parallel num_threads(pass.num_threads)
   {
-    const Worker<W> worker{model, pass, omp_get_thread_num(), omp_get_num_threads()};
+    const Worker<W, KV> worker{model, pass, omp_get_thread_num(), omp_get_num_threads()};
     worker.run();
   }
 }
 
 template <class W>
-static void linear(const float *x, const W *w, const float *bias, float *y, int64_t M, int64_t K,
+static void linear(const float *x, const W *w, Finish finish, float *y, int64_t M, int64_t K,
                    int64_t N, int64_t num_threads) {
 #pragma omp parallel num_threads(num_threads)
   {
     int64_t begin, end;
     share(N, omp_get_thread_num(), omp_get_num_threads(), &begin, &end);
-    linear_columns(begin, end, M, x, K, w, K, bias, y, N);
+    linear_columns(begin, end, M, x, K, w, K, finish, y, N);
   }
 }
 
@@ -46,21 +46,32 @@ static int64_t draft_context(const ContextWrite<W> &call) {
   return 1;
 }
 
-// Matrices are float32 or bfloat16, and so are the pools that a target decodes over.
+// Names end with the precision of matrices, and of keys and values where it is another one.
 extern "C" {
 
 // y[M, N] = x[M, K] w[N, K]^T + bias[N]; bias may be null.
 void dspark_linear(const float *x, const float *w, const float *bias, float *y, int64_t M,
                    int64_t K, int64_t N, int64_t num_threads) {
-  linear(x, w, bias, y, M, K, N, num_threads);
+  linear(x, w, {nullptr, bias}, y, M, K, N, num_threads);
 }
 void dspark_linear_bfloat16(const float *x, const bfloat16 *w, const float *bias, float *y,
                             int64_t M, int64_t K, int64_t N, int64_t num_threads) {
-  linear(x, w, bias, y, M, K, N, num_threads);
+  linear(x, w, {nullptr, bias}, y, M, K, N, num_threads);
+}
+// y[M, N] = x[M, K] w[N, K]^T * scale[N] + bias[N].
+void dspark_linear_int8(const float *x, const int8_t *w, const float *scale, const float *bias,
+                        float *y, int64_t M, int64_t K, int64_t N, int64_t num_threads) {
+  linear(x, w, {scale, bias}, y, M, K, N, num_threads);
 }
 
-void dspark_decode(const Decoder<float> *model, const Pass *pass) { decode(*model, *pass); }
-void dspark_decode_bfloat16(const Decoder<bfloat16> *model, const Pass *pass) {
+void dspark_decode(const Decoder<float, float> *model, const Pass *pass) { decode(*model, *pass); }
+void dspark_decode_bfloat16(const Decoder<bfloat16, bfloat16> *model, const Pass *pass) {
+  decode(*model, *pass);
+}
+void dspark_decode_int8(const Decoder<int8_t, float> *model, const Pass *pass) {
+  decode(*model, *pass);
+}
+void dspark_decode_int8_bfloat16(const Decoder<int8_t, bfloat16> *model, const Pass *pass) {
   decode(*model, *pass);
 }
 

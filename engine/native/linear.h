@@ -1,5 +1,6 @@
-// Products y[M, N] = x[M, K] w[N, K]^T + bias: x and y row-major float32, w row-major as PyTorch
-// keeps it. Nothing is packed or copied. Each tile holds NT rows of w against up to MT rows of x:
+// Products y[M, N] = x[M, K] w[N, K]^T * scale + bias: x and y row-major float32, w row-major as
+// PyTorch keeps it, scale and bias by column. Nothing is packed or copied. Each tile holds NT rows
+// of w against up to MT rows of x:
 //
 //            k ->  VL numbers at a time
 //   w  n0   [====]                acc[MT][NT]  += x[m][k..] * w[n][k..]
@@ -65,17 +66,25 @@ static inline void read_ahead(const char *&at) {
 // Add y's old values to the product, so that a residual needs no pass of its own.
 enum class Into { set, add };
 
+// What is done to a product, by column; null: nothing.
+struct Finish {
+  const float *scale, *bias;
+
+  Finish from(int64_t n) const { return {scale ? scale + n : nullptr, bias ? bias + n : nullptr}; }
+};
+
 template <int M, int N, Ahead A, class W>
 static inline void linear_tile(const float *x, int64_t ldx, const W *w, int64_t K,
-                               const float *bias, float *y, int64_t ldy, Into into,
+                               Finish finish, float *y, int64_t ldy, Into into,
                                const char *ahead) {
   vec acc[M][N];
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) acc[m][n] = vec{};
-  const auto step = [&](auto read) {
+  const auto step = [&](auto read) __attribute__((always_inline)) {
     vec wk[N];
+#pragma GCC unroll 8
     for (int n = 0; n < N; n++) {
       wk[n] = read(w + n * K);
       IN_REGISTER(wk[n]);
@@ -85,6 +94,7 @@ static inline void linear_tile(const float *x, int64_t ldx, const W *w, int64_t 
     for (int m = 0; m < M; m++) {
       vec xk = read(x + m * ldx);
       IN_REGISTER(xk);
+#pragma GCC unroll 8
       for (int n = 0; n < N; n++) acc[m][n] += xk * wk[n];
     }
   };
@@ -96,49 +106,54 @@ static inline void linear_tile(const float *x, int64_t ldx, const W *w, int64_t 
   for (int m = 0; m < M; m++) sum_each<N>(acc[m], sums[m]);
   for (int m = 0; m < M; m++)
     for (int n = 0; n < N; n++) {
-      const float s = bias ? sums[m][n] + bias[n] : sums[m][n];
+      float s = sums[m][n];
+      if (finish.scale) {
+        s *= finish.scale[n];
+        ROUNDED(s);
+      }
+      if (finish.bias) s += finish.bias[n];
       y[m * ldy + n] = into == Into::add ? y[m * ldy + n] + s : s;
     }
 }
 
 template <int N, Ahead A, class W>
 static inline void linear_rows(int64_t M, const float *x, int64_t ldx, const W *w, int64_t K,
-                               const float *bias, float *y, int64_t ldy, Into into,
+                               Finish finish, float *y, int64_t ldy, Into into,
                                const char *ahead) {
   switch (M) {
-    case 1: return linear_tile<1, N, A>(x, ldx, w, K, bias, y, ldy, into, ahead);
-    case 2: return linear_tile<2, N, A>(x, ldx, w, K, bias, y, ldy, into, ahead);
-    case 3: return linear_tile<3, N, A>(x, ldx, w, K, bias, y, ldy, into, ahead);
-    case 4: return linear_tile<4, N, A>(x, ldx, w, K, bias, y, ldy, into, ahead);
-    case 5: return linear_tile<5, N, A>(x, ldx, w, K, bias, y, ldy, into, ahead);
-    case 6: return linear_tile<6, N, A>(x, ldx, w, K, bias, y, ldy, into, ahead);
-    case 7: return linear_tile<7, N, A>(x, ldx, w, K, bias, y, ldy, into, ahead);
-    case 8: return linear_tile<8, N, A>(x, ldx, w, K, bias, y, ldy, into, ahead);
+    case 1: return linear_tile<1, N, A>(x, ldx, w, K, finish, y, ldy, into, ahead);
+    case 2: return linear_tile<2, N, A>(x, ldx, w, K, finish, y, ldy, into, ahead);
+    case 3: return linear_tile<3, N, A>(x, ldx, w, K, finish, y, ldy, into, ahead);
+    case 4: return linear_tile<4, N, A>(x, ldx, w, K, finish, y, ldy, into, ahead);
+    case 5: return linear_tile<5, N, A>(x, ldx, w, K, finish, y, ldy, into, ahead);
+    case 6: return linear_tile<6, N, A>(x, ldx, w, K, finish, y, ldy, into, ahead);
+    case 7: return linear_tile<7, N, A>(x, ldx, w, K, finish, y, ldy, into, ahead);
+    case 8: return linear_tile<8, N, A>(x, ldx, w, K, finish, y, ldy, into, ahead);
   }
 }
 
 // The rows of one tile against columns begin .. end - 1.
 template <int N, Ahead A, class W>
 ONE_COPY void linear_strip(int64_t begin, int64_t end, int64_t M, const float *x, int64_t ldx,
-                                const W *w, int64_t K, const float *bias, float *y, int64_t ldy,
-                                Into into, const Stretch &stretch) {
+                           const W *w, int64_t K, Finish finish, float *y, int64_t ldy, Into into,
+                           const Stretch &stretch) {
   int64_t n = begin;
   for (; n + N <= end; n += N)
-    linear_rows<N, A>(M, x, ldx, w + n * K, K, bias ? bias + n : nullptr, y + n, ldy, into,
-                       stretch.ahead_of(w + n * K, A));
+    linear_rows<N, A>(M, x, ldx, w + n * K, K, finish.from(n), y + n, ldy, into,
+                      stretch.ahead_of(w + n * K, A));
   for (; n < end; n++)
-    linear_rows<1, A>(M, x, ldx, w + n * K, K, bias ? bias + n : nullptr, y + n, ldy, into,
+    linear_rows<1, A>(M, x, ldx, w + n * K, K, finish.from(n), y + n, ldy, into,
                       stretch.ahead_of(w + n * K, A));
 }
 
 // Columns [begin, end) of y: one thread's share. `next` is what this thread reads after them.
 template <class W>
 static inline void linear_columns(int64_t begin, int64_t end, int64_t M, const float *x,
-                                  int64_t ldx, const W *w, int64_t K, const float *bias, float *y,
+                                  int64_t ldx, const W *w, int64_t K, Finish finish, float *y,
                                   int64_t ldy, Into into = Into::set, const void *next = nullptr) {
   const Stretch stretch = {(const char *)(w + end * K), (const char *)next};
   const auto strip = [&](auto columns, auto ahead, int64_t n, int64_t stop, int64_t m, int64_t rows) {
-    linear_strip<columns(), ahead()>(n, stop, rows, x + m * ldx, ldx, w, K, bias, y + m * ldy, ldy,
+    linear_strip<columns(), ahead()>(n, stop, rows, x + m * ldx, ldx, w, K, finish, y + m * ldy, ldy,
                                      into, stretch);
   };
   if (M <= 3) return strip(fixed<NT>, fixed<Ahead::near>, begin, end, 0, M);

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from draft import LinearFunction, widening_linear
+from engine.int8_linear import Int8Linear, Int8Product, product_by_pytorch
 from engine.native.compiling import Kernels
 
 
@@ -43,15 +44,45 @@ def native_linear(kernels: Kernels, *, max_rows: int, num_threads: int) -> Linea
     return linear
 
 
-def speed_up(module: nn.Module, linear: LinearFunction) -> int:
-    """Make every plain nn.Linear inside use `linear`; how many there were.
+def native_int8_product(kernels: Kernels, *, num_threads: int) -> Int8Product:
+    """A stand-in for product_by_pytorch that reads the weight as it is."""
 
-    The layers stay what they are, parameters and all: only their `forward` is another one.
+    def product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        if not all(map(_is_plain, (x, weight, scale))):
+            return product_by_pytorch(x, weight, scale, bias)
+        num_columns, depth = weight.shape
+        y = torch.empty(*x.shape[:-1], num_columns)
+        kernels.int8_linear(
+            x.data_ptr(),
+            weight.data_ptr(),
+            scale.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            x.numel() // depth,
+            depth,
+            num_columns,
+            num_threads,
+        )
+        return y
+
+    return product
+
+
+def speed_up(
+    module: nn.Module, linear: LinearFunction, int8_product: Int8Product | None = None
+) -> int:
+    """Make every plain nn.Linear inside use `linear`, every Int8Linear the other; how many.
+
+    The layers stay what they are, parameters and all: only how they compute is another way.
     """
     found = [m for m in module.modules() if type(m) is nn.Linear]
     for layer in found:
         layer.__dict__["forward"] = _forward_of(layer, linear)
-    return len(found)
+    narrow = [m for m in module.modules() if type(m) is Int8Linear] if int8_product else []
+    for other in narrow:
+        assert int8_product is not None
+        other.product = int8_product
+    return len(found) + len(narrow)
 
 
 @contextmanager
@@ -62,11 +93,16 @@ def as_loaded(module: nn.Module) -> Iterator[None]:
         for layer in module.modules()
         if type(layer) is nn.Linear and "forward" in layer.__dict__
     ]
+    narrow = [(m, m.product) for m in module.modules() if type(m) is Int8Linear]
     for layer, _ in others:
         layer.__dict__["forward"] = _forward_of(layer, widening_linear)
+    for quantised, _ in narrow:
+        quantised.product = product_by_pytorch
     try:
         yield
     finally:
+        for quantised, product in narrow:
+            quantised.product = product
         for layer, forward in others:
             layer.__dict__["forward"] = forward
 

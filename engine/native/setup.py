@@ -7,8 +7,9 @@ import torch
 
 from draft import LinearFunction
 from engine.demo_target import default_cache_dir
+from engine.int8_linear import Int8Product
 from engine.native.compiling import Kernels, NativeUnavailable, load_kernels
-from engine.native.linear import native_linear
+from engine.native.linear import native_int8_product, native_linear
 
 # Rows up to which the kernels take a product, a context write or a whole decoder pass: all that a
 # step may have. They are the faster ones at any number of rows, and the only ones whose rows say
@@ -25,6 +26,7 @@ class Native:
 
     kernels: Kernels
     linear: LinearFunction
+    int8_product: Int8Product
     num_threads: int
     decoder_rows: int = DECODER_ROWS
 
@@ -42,5 +44,6 @@ def prepare_native(*, wanted: bool, dtype: torch.dtype, device: torch.device) ->
     return Native(
         kernels=kernels,
         linear=native_linear(kernels, max_rows=LINEAR_ROWS, num_threads=num_threads),
+        int8_product=native_int8_product(kernels, num_threads=num_threads),
         num_threads=num_threads,
     )

@@ -18,8 +18,9 @@ class LayerStruct(ctypes.Structure):
     """One decoder layer: weights (null where there is none) and its part of the pool."""
 
     _fields_ = (
-        _fields(_pointers, "input_norm q q_bias k k_bias v v_bias q_norm k_norm")
-        + _fields(_pointers, "o o_bias post_norm gate up down keys values")
+        _fields(_pointers, "input_norm q q_scale q_bias k k_scale k_bias v v_scale v_bias")
+        + _fields(_pointers, "q_norm k_norm o o_scale o_bias post_norm")
+        + _fields(_pointers, "gate gate_scale up up_scale down down_scale keys values")
         + _fields(_counts, "window")
     )
 
@@ -30,7 +31,7 @@ class DecoderStruct(ctypes.Structure):
     _fields_ = (
         _fields(_counts, "num_layers hidden num_heads num_kv_heads head_dim inner vocab num_taps")
         + _fields(_reals, "eps scale")
-        + _fields(_pointers, "layers final_norm lm_head tap_layers")
+        + _fields(_pointers, "layers final_norm lm_head lm_head_scale tap_layers")
     )
 
 

@@ -8,6 +8,7 @@
 #define VL 16
 #define IN_REGISTER(v) asm("" : "+v"(v))
 #elif defined(__AVX2__)
+#include <immintrin.h>
 #define VL 8
 #define IN_REGISTER(v) asm("" : "+x"(v))
 #else
@@ -16,6 +17,15 @@
 #endif
 // IN_REGISTER: without it GCC loads an operand anew for every product that it takes part in, and
 // loads, not products, become the limit.
+
+// A product that is rounded before it is added to anything, in every copy of the code.
+#if defined(__x86_64__)
+#define ROUNDED(x) asm("" : "+x"(x))
+#elif defined(__aarch64__)
+#define ROUNDED(x) asm("" : "+w"(x))
+#else
+#define ROUNDED(x) asm("" : "+m"(x))
+#endif
 
 // What holds its operands in registers must not be a call.
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -58,6 +68,19 @@ static inline bfloat16 as_bfloat16(float x) {
   return {(uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 
+typedef int8_t byte_at __attribute__((vector_size(VL), aligned(1), may_alias));
+
+// GCC takes convertvector of bytes apart, one by one.
+static inline vec load(const int8_t *p) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#elif defined(__AVX2__)
+  return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#else
+  return __builtin_convertvector(__builtin_convertvector(*(const byte_at *)p, ivec), vec);
+#endif
+}
+
 // The first n numbers at p, n < VL, and zeros.
 template <class T>
 static inline vec load_first(const T *p, int64_t n) {
@@ -89,6 +112,11 @@ static inline float sum_lanes(vec v) {
 template <int N>
 ALWAYS_INLINE void sum_each(const vec *v, float *sums) {
 #if defined(__AVX512F__)
+  if constexpr (N > 4) {
+    sum_each<4>(v, sums);
+    sum_each<N - 4>(v + 4, sums + 4);
+    return;
+  }
   if constexpr (N == 4) {
     const auto add_halves = [](vec x, vec y) {  // 8 lanes of x in front, 8 of y behind
       const __m512d low = _mm512_insertf64x4((__m512d)x, _mm512_castpd512_pd256((__m512d)y), 1);
