@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from server.errors import ApiError
+from server.grammars.asked import AskedGrammar
+from server.grammars.framing import Around, Frame, Mark, ToolCalls
 from server.parts import NewParser, Parser, PlainText
+from server.schemas_tools import CallWish, OfferedTool
 from server.text import TextCodec
 from server.thoughts import CLOSE, OPEN, Thinking
 from server.tool_calls import MARKS, ToolFormat, format_of_template, tool_parser
@@ -51,6 +54,51 @@ class AnswerReading:
             marks += MARKS[self._format]
         return self._text.ids_of(marks)
 
+    def frame(
+        self, answer: AskedGrammar | None, wish: CallWish | None, *, prompt_ids: Sequence[int]
+    ) -> Frame | None:
+        """What an answer to this prompt keeps to; None where nothing is promised of it.
+
+        Raises ApiError for promises that this model's way to call tools has no grammar for.
+        """
+        if wish is not None and not wish.needs_grammar and answer is None:
+            wish = None
+        if answer is None and wish is None:
+            return None
+        around = None
+        if self._thinks:
+            is_open = self._ends_thinking(prompt_ids)
+            around = Around(open=self._mark(OPEN), close=self._mark(CLOSE), is_open=is_open)
+        return Frame(answer, None if wish is None else self._calls(wish, answer), around)
+
+    def _calls(self, wish: CallWish, answer: AskedGrammar | None) -> ToolCalls:
+        if answer is not None and wish.is_required:
+            raise ApiError(
+                f"'tool_choice' asks for a call, and '{answer.field}' for an answer; send one",
+                param="tool_choice",
+            )
+        form = self._format
+        is_text_beside = answer is None and not wish.is_required
+        if form is None or form == "pythonic" or (form == "llama3_json" and is_text_beside):
+            raise ApiError(
+                f"calls in this model's format ({form}) can be promised neither to be there nor "
+                "to keep to a schema where text may stand beside them",
+                param="tools" if is_text_beside else "tool_choice",
+                code="unsupported_field",
+            )
+        marks = [self._mark(text) for text in MARKS[form]] if form != "llama3_json" else []
+        return ToolCalls(
+            format=form,
+            begin=marks[0] if marks else None,
+            end=marks[1] if form == "hermes" else None,
+            arguments=tuple((tool.name, _arguments(tool)) for tool in wish.tools),
+            is_required=wish.is_required,
+            is_single=wish.is_single,
+        )
+
+    def _mark(self, text: str) -> Mark:
+        return Mark(text, self._text.special_id(text))
+
     def new_parser(self, *, tools: Sequence[str], prompt_ids: Sequence[int]) -> NewParser:
         """For each choice of an answer to this prompt one; tools are the names that are offered."""
         names, is_open = frozenset(tools), self._thinks and self._ends_thinking(prompt_ids)
@@ -66,3 +114,10 @@ class AnswerReading:
     def _ends_thinking(self, prompt_ids: Sequence[int]) -> bool:
         tail = self._text.decode(prompt_ids[-_PROMPT_TAIL:], skip_special_tokens=False)
         return tail.rstrip().endswith(OPEN)
+
+
+def _arguments(tool: OfferedTool) -> AskedGrammar:
+    try:
+        return tool.arguments()
+    except ValueError as error:
+        raise ApiError(f"'{tool.field}' {error}", param=tool.field) from error

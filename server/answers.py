@@ -11,6 +11,7 @@ from uuid import uuid4
 from engine import EngineClient, Finish, FinishReason, Request, TokenEvent, TokenLogprob
 from server.asking import Ask
 from server.deadlines import TimeLimits, in_time
+from server.errors import ApiError
 from server.metrics import ServerMetrics
 from server.records import RequestRecord
 from server.stops import AnswerText, StopStrings, StopTable
@@ -144,6 +145,7 @@ class Answers:
         table = StopTable(ask.stops)
         min_tokens = ask.params.min_new_tokens
         answer = AnswerText(decoder=self._decoder(ask), table=table, min_tokens=min_tokens)
+        mask = ask.grammar.mask(ignore_eos=ask.params.ignore_eos) if ask.grammar else None
         request = Request(
             request_id=uuid4().hex,
             prompt_ids=ask.prompt_ids,
@@ -153,6 +155,7 @@ class Answers:
                 if ask.stops
                 else None
             ),
+            row_mask=mask,
             choice=ask.choice,
         )
         clock = self._metrics.clock()
@@ -161,6 +164,8 @@ class Answers:
                 echo = ask.echo
                 is_queued = partial(self._engine.is_queued, request.request_id)
                 async for event in in_time(events, self._limits, is_queued=is_queued):
+                    if mask is not None and mask.error is not None:
+                        raise _lost_grammar(mask.error)
                     seconds = clock.saw(event)
                     for part in _one_by_one(event) if token_by_token else (event,):
                         yield _delta(part, answer, seconds, echo=echo)
@@ -180,6 +185,12 @@ class Answers:
             yield
         finally:
             del self._running[engine_id]
+
+
+def _lost_grammar(why: str) -> ApiError:
+    return ApiError(
+        f"the grammar could not be followed to its end: {why}", code="grammar_too_complex"
+    )
 
 
 def _one_by_one(event: TokenEvent) -> Iterator[TokenEvent]:

@@ -40,6 +40,8 @@ def anthropic_routes(
             extras=extras(body),
             kept_ids=reading.kept_ids(has_tools=bool(body.offered)),
         )
+        frame = reading.frame(None, body.call_wish(), prompt_ids=ask.prompt_ids)
+        ask = await asker.keeping_to(ask, frame)
         new_parser = reading.new_parser(
             tools=[tool["function"]["name"] for tool in body.offered], prompt_ids=ask.prompt_ids
         )

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from engine import EngineInfo, SamplingParams
 from server.asked_options import AskedLogprobs
 from server.errors import ApiError
+from server.grammars.compiling import Grammar, GrammarCompiler
+from server.grammars.framing import Frame
 from server.options import NEUTRAL_SAMPLING, ServerOptions
 from server.schemas import MAX_PROMPTS, Message, SamplingFields
 from server.text import NO_EXTRAS, ChatExtras, ChatTemplateError, TextCodec
@@ -29,6 +31,7 @@ class Ask:
     kept_ids: frozenset[int] = frozenset()  # special tokens that are not skipped all the same
     choice: int = 0  # of the several answers to one prompt
     echo: str = ""  # text that is told before the answer's own
+    grammar: Grammar | None = None  # that the answer keeps to
 
     def choices(self, count: int) -> "list[Ask]":
         """The same for each of several answers to the prompt; each has a name of its own."""
@@ -66,6 +69,12 @@ class Asker:
         self._info = info
         self._options = options
         self._defaults = {**NEUTRAL_SAMPLING, **options.default_sampling}
+        self._grammars = GrammarCompiler(
+            text=text,
+            vocab_size=info.vocab_size,
+            eos_ids=info.eos_token_ids,
+            timeout_s=options.grammar_timeout_s,
+        )
 
     async def ask(
         self,
@@ -92,6 +101,12 @@ class Asker:
             skip_special_tokens=fields.skip_special_tokens is not False,
             kept_ids=kept_ids,
         )
+
+    async def keeping_to(self, ask: Ask, frame: Frame | None) -> Ask:
+        """The same with an answer that keeps to a grammar; others go on while it is compiled."""
+        if frame is None:
+            return ask
+        return replace(ask, grammar=await self._grammars.compile(frame))
 
     async def encode(
         self,

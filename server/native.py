@@ -10,6 +10,7 @@ from server.answers import Answer, Answers, Delta
 from server.asked_options import AskedLogprobs
 from server.asking import Ask, Asker, Field, check_num_answers
 from server.documented import ANSWER
+from server.grammars.framing import Frame
 from server.logprobs import LogprobForms
 from server.options import ServerOptions
 from server.schemas import Message
@@ -78,6 +79,7 @@ async def _asks(asker: Asker, body: GenerateBody, request_id: str) -> list[Ask]:
             extras=extras,
             logprobs=body.asked_logprobs(),
         )
+        ask = await asker.keeping_to(ask, Frame.of(params.asked_grammar(prefix)))
         asks += ask.choices(params.num_choices)
     check_num_answers(len(asks), param="sampling_params.n")
     return asks

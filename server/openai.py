@@ -10,6 +10,7 @@ from server.answer_reading import AnswerReading
 from server.answers import Answers
 from server.asking import Ask, Asker, Field, check_num_answers
 from server.documented import ANSWER
+from server.grammars.framing import Frame
 from server.logprobs import LogprobForms
 from server.model_name import check_model, unknown_model
 from server.openai_form import CHAT, COMPLETION, Api, Form, OpenAIEncoder
@@ -77,6 +78,7 @@ def openai_routes(
             ask = await asker.ask(
                 prompt, body, names=names, field=field, logprobs=body.asked_logprobs()
             )
+            ask = await asker.keeping_to(ask, Frame.of(body.asked_grammar()))
             if body.echo:
                 ids = ask.prompt_ids
                 ask = replace(ask, echo=prompt if isinstance(prompt, str) else text.decode(ids))
@@ -99,6 +101,8 @@ def openai_routes(
             kept_ids=reading.kept_ids(has_tools=bool(tools)),
             logprobs=body.asked_logprobs(),
         )
+        frame = reading.frame(body.asked_grammar(), body.call_wish(), prompt_ids=ask.prompt_ids)
+        ask = await asker.keeping_to(ask, frame)
         new_parser = reading.new_parser(
             tools=[tool["function"]["name"] for tool in tools], prompt_ids=ask.prompt_ids
         )

@@ -39,6 +39,7 @@ class ServerOptions:
     ready_when_collapsed: bool = True  # /ready is 200 also while the draft is worth nothing
     tool_parser: ToolParserName = "auto"
     reasoning_parser: ReasoningParserName = "none"
+    grammar_timeout_s: float = 3.0  # for a grammar to be compiled; then it is refused
     stall_s: float = 60.0  # no progress for so long, with requests at hand: not ready
 
     def __post_init__(self) -> None:

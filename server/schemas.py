@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator,
 
 from server.asked_options import AskedOptions
 from server.bad_body import field_error
+from server.grammars.asked import AskedGrammar
 from server.schemas_body import Body, Text
 from server.schemas_tools import CallBody
 
@@ -192,6 +193,10 @@ class SamplingFields(Body):
 
     def asked_options(self) -> AskedOptions:
         return AskedOptions()
+
+    def asked_grammar(self, prefix: str = "") -> AskedGrammar | None:
+        """What the answer must keep to. prefix: what a client writes before the fields' names."""
+        return None
 
     def token_limit(self) -> tuple[str, int | None]:
         """The field that limits the answer's tokens, and what it says."""

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from server.bad_body import field_error
 from server.schemas import Message, SamplingFields, TextPart
 from server.schemas_body import Body, Text
-from server.schemas_tools import ToolName
+from server.schemas_tools import CallWish, OfferedTool, ToolName, wish_of
 
 _NO_EFFECT = frozenset({"metadata", "service_tier"})
 
@@ -136,12 +136,12 @@ class Turn(Body):
 
 class AnthropicTool(Body):
     IGNORED = frozenset({"cache_control"})
-    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {"strict": (False,)}
 
     type: Literal["custom"] | None = None
     name: ToolName
     description: Text | None = None
     input_schema: dict[str, Any]
+    strict: bool | None = None  # the input keeps to the schema without fail
 
     def offered(self) -> dict[str, Any]:
         """As chat templates know tools."""
@@ -152,11 +152,15 @@ class AnthropicTool(Body):
 
 
 class ToolChoice(Body):
-    """any and tool are promises that only grammars could keep."""
+    type: Literal["auto", "none", "any", "tool"]
+    name: Text | None = None  # the one that is to be called
+    disable_parallel_tool_use: bool | None = None
 
-    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {"disable_parallel_tool_use": (False,)}
-
-    type: Literal["auto", "none"]
+    @model_validator(mode="after")
+    def _names_a_tool(self) -> Self:
+        if (self.name is not None) != (self.type == "tool"):
+            raise field_error("kind", "name", "belongs to 'type': 'tool', which needs one")
+        return self
 
 
 class CountBody(Body):
@@ -184,6 +188,35 @@ class CountBody(Body):
         if self.tool_choice is not None and self.tool_choice.type == "none":
             return []
         return [tool.offered() for tool in self.tools or []]
+
+    def call_wish(self) -> CallWish | None:
+        choice = self.tool_choice or ToolChoice(type="auto")
+        return wish_of(
+            [
+                OfferedTool(
+                    name=tool.name,
+                    field=f"tools.{i}.input_schema",
+                    parameters=tool.input_schema,
+                    is_strict=bool(tool.strict),
+                )
+                for i, tool in enumerate((self.tools or []) if choice.type != "none" else [])
+            ],
+            is_required=choice.type == "any",
+            is_single=bool(choice.disable_parallel_tool_use),
+            name=choice.name,
+        )
+
+    @model_validator(mode="after")
+    def _calls_can_be_had(self) -> Self:
+        choice, names = self.tool_choice, [tool.name for tool in self.tools or []]
+        if choice is None or choice.type in ("auto", "none"):
+            return self
+        if not names or (choice.name is not None and choice.name not in names):
+            offered = ", ".join(names)[:200] or "no tools"
+            found = choice.name or "any"
+            message = f"asks for a call of {found}; offered: {offered}"
+            raise field_error("kind", "tool_choice", message)
+        return self
 
     def chat(self) -> list[Message]:
         """The prompt as a chat: what the system says first, then the turns."""

@@ -26,9 +26,6 @@ class SamplingBody(OptionFields):
     """`sampling_params` of /generate."""
 
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "json_schema": (),
-        "regex": (),
-        "ebnf": (),
         "structural_tag": (),
         "stop_regex": ([],),
         "no_stop_trim": (False,),

@@ -16,8 +16,16 @@ from server.schemas import (
     TemplateKwargs,
 )
 from server.schemas_body import Body
+from server.schemas_grammar import OpenAIGrammarFields
 from server.schemas_options import OptionFields
-from server.schemas_tools import Tools, check_tool_choice
+from server.schemas_tools import (
+    CallWish,
+    OfferedTool,
+    Tools,
+    check_tool_choice,
+    chosen_name,
+    wish_of,
+)
 
 _NO_EFFECT = frozenset(
     {
@@ -33,12 +41,6 @@ _NO_EFFECT = frozenset(
 
 _UNSERVED: Mapping[str, tuple[object, ...]] = {
     "length_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "use_beam_search": (False,),
     "include_stop_str_in_output": (False,),
     "add_special_tokens": (),
@@ -55,7 +57,7 @@ class StreamOptions(Body):
     token_by_token: bool = False  # a chunk for each token, however many a step has committed
 
 
-class OpenAIBody(OptionFields):
+class OpenAIBody(OptionFields, OpenAIGrammarFields):
     """What completions and chat completions share."""
 
     IGNORED = _NO_EFFECT
@@ -166,14 +168,28 @@ class ChatBody(OpenAIBody):
         """The tools as a chat template is given them; none if they are not to be called."""
         if self.tool_choice == "none":
             return []
-        return [tool.model_dump(exclude_none=True) for tool in self.tools or []]
+        return [tool.plain() for tool in self.tools or []]
+
+    def call_wish(self) -> CallWish | None:
+        tools = [] if self.tool_choice == "none" else self.tools or []
+        return wish_of(
+            [
+                OfferedTool(
+                    name=tool.function.name,
+                    field=f"tools.{i}.function.parameters",
+                    parameters=tool.function.parameters,
+                    is_strict=bool(tool.function.strict),
+                )
+                for i, tool in enumerate(tools)
+            ],
+            is_required=self.tool_choice == "required",
+            is_single=self.parallel_tool_calls is False,
+            name=chosen_name(self.tool_choice),
+        )
 
     @model_validator(mode="after")
-    def _promises_no_call(self) -> Self:
-        check_tool_choice(self.tool_choice)
-        if self.tools and self.parallel_tool_calls is False:
-            message = "is not served as false: to promise one call at most needs grammars"
-            raise field_error("unserved_field", "parallel_tool_calls", message)
+    def _calls_can_be_had(self) -> Self:
+        check_tool_choice(self.tool_choice, self.tools or [])
         return self
 
     def token_limit(self) -> tuple[str, int | None]:

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from server.asked_options import AskedOptions
 from server.bad_body import field_error, quote
-from server.schemas import SamplingFields
+from server.schemas_grammar import GrammarFields
 
 MAX_CHOICES = 128  # answers of one prompt
 _MAX_BIASES = 1024  # tokens in one logit_bias
@@ -15,7 +15,7 @@ _BIAS = 100  # largest number to add
 _TOKEN_ID = re.compile(r"\d{1,18}", re.ASCII)
 
 
-class OptionFields(SamplingFields):
+class OptionFields(GrammarFields):
     """The fields that /generate and the OpenAI routes call by the same names."""
 
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)

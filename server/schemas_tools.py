@@ -1,13 +1,15 @@
 """Tools that a chat offers, and calls of them in earlier turns."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from server.bad_body import field_error
+from server.bad_body import field_error, quote
+from server.grammars.asked import AskedGrammar
 from server.schemas_body import Body, Text
 
 _MOST_TOOLS = 256
@@ -16,17 +18,19 @@ ToolName = Annotated[Text, Field(min_length=1, max_length=128, pattern=r"^[A-Za-
 
 
 class FunctionBody(Body):
-    # Arguments that follow the schema without fail need grammars.
-    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {"strict": (False,)}
-
     name: ToolName
     description: Text | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # arguments keep to parameters without fail
 
 
 class ToolBody(Body):
     type: Literal["function"]
     function: FunctionBody
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates know tools."""
+        return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
 
 
 def _distinct(tools: list[ToolBody]) -> list[ToolBody]:
@@ -72,12 +76,71 @@ class CallBody(Body):
         return {"id": self.id, "type": "function", "function": called}
 
 
-def check_tool_choice(choice: object) -> None:
-    """Raises for a choice that only grammars could keep."""
-    if choice not in (None, "none", "auto"):
-        raise field_error(
-            "unserved_field",
-            "tool_choice",
-            "is not served here but as 'none' or 'auto': to promise a call needs grammars; "
-            f"found {json.dumps(choice)[:60]}",
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool that may be called, and what its arguments must be."""
+
+    name: str
+    field: str  # the client's name for its parameters
+    parameters: Mapping[str, Any] | None
+    is_strict: bool
+
+    def arguments(self) -> AskedGrammar:
+        """Raises ValueError for a strict tool whose arguments could be no object."""
+        schema = dict(self.parameters or {})
+        if schema.get("type", "object") != "object":
+            if self.is_strict:
+                raise ValueError(f"must be of type object; found {quote(schema['type'])}")
+            schema = {}
+        schema = {"type": "object", **schema}
+        return AskedGrammar.schema(self.field, schema, is_strict=self.is_strict)
+
+
+@dataclass(frozen=True, slots=True)
+class CallWish:
+    """Which tools may be called, and what is promised of it."""
+
+    tools: tuple[OfferedTool, ...]
+    is_required: bool  # there is a call
+    is_single: bool  # there is one at most
+
+    @property
+    def needs_grammar(self) -> bool:
+        return self.is_required or self.is_single or any(tool.is_strict for tool in self.tools)
+
+
+def wish_of(
+    tools: Sequence[OfferedTool], *, is_required: bool, is_single: bool, name: str | None = None
+) -> CallWish | None:
+    """None where there are no tools. name: the one that is to be called."""
+    if not tools:
+        return None
+    if name is not None:
+        tools = [tool for tool in tools if tool.name == name]
+    return CallWish(tuple(tools), is_required or name is not None, is_single or name is not None)
+
+
+def chosen_name(choice: object) -> str | None:
+    """The function that a tool_choice names, if it names one."""
+    match choice:
+        case {"type": "function", "function": {"name": str(name), **more}, **others}:
+            return None if more or others else name
+        case _:
+            return None
+
+
+def check_tool_choice(choice: object, tools: Sequence[ToolBody]) -> None:
+    """Raises for a choice that is none, or that none of the tools can fulfil."""
+    if choice in (None, "none", "auto"):
+        return
+    name, names = chosen_name(choice), [tool.function.name for tool in tools]
+    if choice != "required" and name is None:
+        message = (
+            "must be 'none', 'auto', 'required' or a function by its name "
+            '({"type": "function", "function": {"name": ...}}); found ' + quote(choice)
         )
+        raise field_error("kind", "tool_choice", message)
+    if not names or (name is not None and name not in names):
+        accepted = ", ".join(names) or "none, for there are no tools"
+        found = "a call" if name is None else quote(name)
+        raise field_error("kind", "tool_choice", f"asks for {found}; offered: {accepted[:200]}")

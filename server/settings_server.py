@@ -56,6 +56,11 @@ class ServerSection(Section):
     max_tokens_cap: AutoOrCount = Field(
         "auto", description="Most output tokens that a request may ask for; auto is what fits."
     )
+    grammar_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        3.0,
+        description="Seconds that a request's schema, regex or grammar may take to compile, in a "
+        "process of its own; one that takes longer is refused.",
+    )
     sampling_defaults: Literal["model", "neutral"] = Field(
         "model",
         description="Sampling fields a request leaves out: model takes them from the "

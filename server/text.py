@@ -98,6 +98,19 @@ class TextCodec:
         """Those of these texts that are a token of their own."""
         return frozenset(self._ids[token] for token in tokens if token in self._ids)
 
+    def token_bytes(self, count: int) -> list[bytes | None]:
+        """What each of the first `count` ids says; None for special tokens and for no token.
+
+        Reads the whole vocabulary: a second or so for a large one.
+        """
+        spoken = set(self._ids.values()) - self._special_ids
+        return [self.tokens.bytes(i) if i in spoken else None for i in range(count)]
+
+    def special_id(self, token: str) -> int | None:
+        """The id of a special token that is written so."""
+        token_id = self._ids.get(token)
+        return token_id if token_id in self._special_ids else None
+
     @property
     def has_chat_template(self) -> bool:
         return bool(self._tokenizer.chat_template)

@@ -109,6 +109,7 @@ def server_options(settings: Settings, config: EngineConfig, *, keys: Keys) -> S
         ready_when_collapsed=settings.observability.ready_when_collapsed,
         tool_parser=settings.model.tool_call_parser,
         reasoning_parser=settings.model.reasoning_parser,
+        grammar_timeout_s=settings.server.grammar_timeout_s,
         stall_s=settings.observability.stall_seconds,
     )
 

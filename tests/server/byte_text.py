@@ -26,7 +26,7 @@ class ByteTokenizer:
         self.all_special_ids = [BOS, EOS]
 
     def get_vocab(self) -> Mapping[str, int]:
-        return {str(token_id): token_id for token_id in range(NUM_IDS)}
+        return {f"<0x{i:02X}>" if i < 256 else str(i): i for i in range(NUM_IDS)}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())

@@ -287,7 +287,12 @@ def test_a_template_that_opens_the_thoughts_is_understood(connect: Connect) -> N
     ("change", "word"),
     [
         ({"tools": [WEATHER]}, "'tools' is not served here"),
-        ({"tool_choice": {"type": "any"}}, "'tool_choice.type' must be 'auto' or 'none'"),
+        ({"tool_choice": {"type": "any"}}, "'tool_choice' asks for a call of any; offered: no"),
+        ({"tool_choice": {"type": "tool"}}, "'tool_choice.name' belongs to"),
+        (
+            {"tool_choice": {"type": "tool", "name": "x"}, "tools": [WEATHER]},
+            "'tool_choice' asks for a call of x; offered: ",
+        ),
         ({"tools": [{**WEATHER, "name": "a b"}]}, "tools.0.name"),
         (
             {"messages": [{**USER, "content": [{"type": "thinking", "thinking": "a"}]}]},

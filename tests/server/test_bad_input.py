@@ -168,7 +168,12 @@ def test_an_empty_prompt_is_refused(
             ["at most 4", "found 5"],
         ),
         ({"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob", ["not served"]),
-        ({"text": "a", PARAMS: {"regex": "a+"}}, f"{PARAMS}.regex", ["not served", '"a+"']),
+        (
+            {"text": "a", PARAMS: {"stop_regex": "a+"}},
+            f"{PARAMS}.stop_regex",
+            ["not served", '"a+"'],
+        ),
+        ({"text": "a", PARAMS: {"regex": ""}}, f"{PARAMS}.regex", ["must not be empty"]),
     ],
 )
 def test_a_bad_field_of_generate_is_named(
@@ -193,9 +198,6 @@ def test_generate_wants_exactly_one_prompt_field(connect: Connect, body: dict[st
         ("/v1/completions", {"suffix": "x"}),
         ("/v1/completions", {"best_of": 2}),
         ("/v1/chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
-        ("/v1/chat/completions", {"tool_choice": "required"}),
-        ("/v1/chat/completions", {"tool_choice": {"type": "function"}}),
-        ("/v1/chat/completions", {"response_format": {"type": "json_object"}}),
         ("/v1/chat/completions", {"reasoning_effort": "low"}),
         ("both", {"length_penalty": 2}),
         ("both", {"use_beam_search": True}),

@@ -15,17 +15,37 @@ from tests.server.tiny_service import TinyService, tiny_service
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "pattern": "^x+$"}, "b": {"$ref": "#/$defs/n"}},
+    "required": ["a"],
+    "$defs": {"n": {"anyOf": [{"type": "integer", "minimum": 0}, {"enum": [None, "y"]}]}},
+}
 BODIES: dict[str, dict[str, Any]] = {
     "/generate": {
         "text": "hi",
-        "sampling_params": {"max_new_tokens": 3, "temperature": 0.5, "stop": ["x"], "seed": 1},
+        "sampling_params": {
+            "max_new_tokens": 3,
+            "temperature": 0.5,
+            "stop": ["x"],
+            "seed": 1,
+            "json_schema": SCHEMA,
+        },
         "stream": False,
     },
-    "/v1/completions": {"prompt": ["a", "b"], "max_tokens": 2, "stream": True, "top_p": 0.9},
+    "/v1/completions": {
+        "prompt": ["a", "b"],
+        "max_tokens": 2,
+        "stream": True,
+        "top_p": 0.9,
+        "structured_outputs": {"regex": "(a|b)+[0-9]{2,5}"},
+    },
     "/v1/chat/completions": {
         "messages": [USER, {"role": "assistant", "content": "yes"}, USER],
         "max_tokens": 3,
         "tools": [TOOL],
+        "tool_choice": "none",
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
         "stream_options": None,
         "chat_template_kwargs": {"a": 1},
     },

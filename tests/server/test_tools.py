@@ -98,21 +98,33 @@ def test_tools_that_may_not_be_called_are_not_shown_and_not_looked_for(connect: 
     assert b"tools" not in bytes(engine.requests[0].prompt_ids)
 
 
+def _strict(parameters: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": "f", "strict": True, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
 @pytest.mark.parametrize(
     ("change", "param", "word"),
     [
-        ({"tool_choice": "required"}, "tool_choice", "grammars"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice", "no tools"),
+        ({"tool_choice": "requird"}, "tool_choice", "'required'"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice", "by its name"),
         (
-            {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
+            {"tool_choice": {"type": "function", "function": {"name": "wether"}}},
             "tool_choice",
-            "grammars",
+            "offered: weather",
         ),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls", "grammars"),
         (
-            {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
-            "tools.0.function.strict",
-            "not served",
+            {"tool_choice": "required", "response_format": {"type": "json_object"}},
+            "tool_choice",
+            "send one",
         ),
+        (
+            {"tools": [_strict({"properties": {"a": {"not": {}}}})]},
+            "tools.0.function.parameters",
+            "at /properties/a",
+        ),
+        ({"tools": [_strict({"type": "array"})]}, "tools.0.function.parameters", "object"),
         ({"tools": [WEATHER, WEATHER]}, "tools", "twice"),
         (
             {"tools": [{"type": "function", "function": {"name": "a b"}}]},

@@ -1,0 +1,131 @@
+"""Grammars compiled for the model's tokens: tried elsewhere first, kept for whoever asks again."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from server.errors import ApiError
+from server.grammars.asked import ANY_OBJECT, AskedGrammar
+from server.grammars.following import GrammarMask
+from server.grammars.framing import Frame
+from server.grammars.limits import LIMITS
+from server.grammars.probing import ProbeFailed, Probes
+from server.grammars.vocabulary import grammar_tokenizer
+from server.grammars.writing import joined, written_part
+from server.text import TextCodec
+
+_THREADS = 2  # grammars that are compiled at once
+_MOST_KEPT = 32
+_LONGEST_ERROR = 500  # characters of the library's words that are repeated
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A compiled grammar. Every choice of every answer follows it with a mask of its own."""
+
+    matcher: LLMatcher  # at its beginning; copied, never moved
+    tokenizer: LLTokenizer
+    eos_ids: tuple[int, ...]
+
+    def mask(self, *, ignore_eos: bool) -> GrammarMask:
+        return GrammarMask(
+            template=self.matcher,
+            tokenizer=self.tokenizer,
+            eos_ids=self.eos_ids,
+            ignore_eos=ignore_eos,
+        )
+
+
+class GrammarCompiler:
+    """Compiles what requests ask for, off the event loop and within a time.
+
+    A grammar is tried in a process of its own first. That one can be ended; this one must never
+    be held up, or grow, by what a stranger sends.
+    """
+
+    def __init__(
+        self, *, text: TextCodec, vocab_size: int, eos_ids: Sequence[int], timeout_s: float
+    ) -> None:
+        """vocab_size: ids that the model has logits for, which may be more than it has tokens."""
+        self._text = text
+        self._vocab_size = vocab_size
+        self._eos_ids = tuple(eos_ids)
+        self._probes = Probes(timeout_s=timeout_s)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammars")
+        self._kept: OrderedDict[Frame, Grammar] = OrderedDict()
+        self._making_tokenizer = Lock()
+
+    async def compile(self, frame: Frame) -> Grammar:
+        """Raises ApiError that names the field at fault, and the place inside a schema."""
+        if frame in self._kept:
+            self._kept.move_to_end(frame)
+            return self._kept[frame]
+        loop = asyncio.get_running_loop()
+        grammar = await loop.run_in_executor(self._threads, self._compiled, frame)
+        self._kept[frame] = grammar
+        while len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)
+        return grammar
+
+    def _compiled(self, frame: Frame) -> Grammar:
+        parts = {name: self._part(asked) for name, asked in frame.asked.items()}
+        lark = frame.lark()
+        whole = joined(parts if lark is None else {"whole": {"lark_grammar": lark}, **parts})
+        last = list(frame.asked.values())[-1]
+        if lark is not None:
+            self._asked(last, {"grammar": whole})
+        matcher = LLMatcher(self._tokenizer, whole, log_level=0, limits=LIMITS)
+        grammar = Grammar(matcher, self._tokenizer, self._eos_ids)
+        if matcher.is_error() or not grammar.mask(ignore_eos=True).can_begin:
+            why = matcher.get_error() or "this model has no tokens for it"
+            raise _refused(last, why)
+        return grammar
+
+    def _part(self, asked: AskedGrammar) -> dict[str, Any]:
+        try:
+            answer = self._asked(asked, {"kind": asked.kind, "text": asked.text})
+        except ApiError:
+            if asked.is_strict:
+                raise
+            return written_part("json_schema", ANY_OBJECT)
+        part: dict[str, Any] = answer["part"]
+        return part
+
+    def _asked(self, asked: AskedGrammar, request: dict[str, Any]) -> dict[str, Any]:
+        """A probe's answer, without an error. Raises ApiError."""
+        try:
+            answer = self._probes.ask(request)
+        except ProbeFailed as error:
+            raise _refused(asked, str(error)) from error
+        if "error" in answer:
+            raise _refused(asked, answer["error"], at=answer.get("at", ""))
+        return answer
+
+    @property
+    def _tokenizer(self) -> LLTokenizer:
+        with self._making_tokenizer:
+            return self._made_tokenizer
+
+    @cached_property
+    def _made_tokenizer(self) -> LLTokenizer:
+        return grammar_tokenizer(
+            self._text.token_bytes(self._vocab_size),
+            self._eos_ids,
+            lambda text: self._text.encode(text, add_special_tokens=False),
+        )
+
+
+def _refused(asked: AskedGrammar, why: str, *, at: str = "") -> ApiError:
+    place = f" at {at}" if at else ""
+    return ApiError(
+        f"'{asked.field}' cannot be served{place}: {why[:_LONGEST_ERROR]}",
+        param=asked.field,
+        code="invalid_grammar",
+    )

@@ -1,0 +1,154 @@
+"""Grammars compiled: tried in a process of their own, refused with their place, kept."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from server.errors import ApiError
+from server.grammars.asked import MAX_CHARS, AskedGrammar, GrammarKind
+from server.grammars.compiling import Grammar, GrammarCompiler
+from server.grammars.framing import Frame
+from tests.server.byte_text import EOS, NUM_IDS, byte_codec
+from tests.server.grammars.cases import BOUNDED
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(text=byte_codec(), vocab_size=NUM_IDS, eos_ids=[EOS], timeout_s=10.0)
+
+
+def compiled(compiler: GrammarCompiler, kind: GrammarKind, text: str) -> Grammar:
+    return asyncio.run(compiler.compile(Frame(AskedGrammar("field", kind, text))))
+
+
+def refusal(compiler: GrammarCompiler, kind: GrammarKind, text: str) -> str:
+    with pytest.raises(ApiError) as info:
+        compiled(compiler, kind, text)
+    failure = info.value.failure
+    assert (failure.status, failure.param, failure.code) == (400, "field", "invalid_grammar")
+    assert failure.message.startswith("'field' cannot be served")
+    return failure.message
+
+
+def schema_with(part: Any) -> str:
+    return json.dumps(
+        {
+            "type": "object",
+            "properties": {"a": {"type": "array", "items": {"$ref": "#/$defs/x"}}, "b/c": part},
+            "$defs": {"x": {"type": "integer"}},
+        }
+    )
+
+
+@pytest.mark.parametrize("name", list(BOUNDED))
+def test_every_bounded_schema_compiles(compiler: GrammarCompiler, name: str) -> None:
+    assert compiled(compiler, "json_schema", json.dumps(BOUNDED[name]))
+
+
+@pytest.mark.parametrize(
+    ("part", "place", "words"),
+    [
+        ({"type": "strin"}, "/properties/b~1c", "strin"),
+        ({"anyOf": [{"type": "null"}, {"not": {}}]}, "/properties/b~1c/anyOf/1", "not"),
+        ({"items": {"type": "string", "pattern": "(?=x)"}}, "/properties/b~1c/items", "look"),
+        ({"type": "string", "format": "phone"}, "/properties/b~1c", "phone"),
+        ({"type": "array", "uniqueItems": True}, "/properties/b~1c", "uniqueItems"),
+        ({"allOf": [{"type": "integer"}, {"properties": 3}]}, "/properties/b~1c/allOf/1", "object"),
+        ({"$ref": "http://elsewhere/x"}, "/properties/b~1c", "elsewhere"),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "/properties/b~1c", "oneOf"),
+    ],
+)
+def test_a_schema_is_refused_with_the_place_inside_it(
+    compiler: GrammarCompiler, part: Any, place: str, words: str
+) -> None:
+    message = refusal(compiler, "json_schema", schema_with(part))
+    assert f"at {place}:" in message
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("json_schema", "false", "no value"),
+        ("json_schema", '{"type":"integer","minimum":5,"maximum":1}', "greater than"),
+        ("json_schema", '{"enum":[]}', "empty"),
+        ("regex", "a(b", "unclosed group"),
+        ("regex", "(a)\\1", "backreferences"),
+        ("regex", "", "empty"),
+        ("regex", "[^\\s\\S]", ""),
+        ("ebnf", "root ::= foo", "foo"),
+        ("ebnf", '%llguidance {}\nx: "a"', "start"),
+        ("ebnf", "start: (", "Expected"),
+        ("ebnf", "start: start", ""),
+        ("ebnf", "root := 3", "::="),
+    ],
+)
+def test_a_grammar_that_is_none_is_refused(
+    compiler: GrammarCompiler, kind: GrammarKind, text: str, words: str
+) -> None:
+    assert words in refusal(compiler, kind, text)
+
+
+def test_a_grammar_is_compiled_once_and_forgotten_behind_thirty_two_others(
+    compiler: GrammarCompiler,
+) -> None:
+    first = compiled(compiler, "regex", "once")
+    assert compiled(compiler, "regex", "once") is first
+    for i in range(32):
+        compiled(compiler, "regex", f"other{i}")
+    assert compiled(compiler, "regex", "once") is not first
+
+
+def test_texts_and_choices_have_limits() -> None:
+    for make in (
+        lambda: AskedGrammar.written("f", "regex", "a" * (MAX_CHARS + 1)),
+        lambda: AskedGrammar.schema("f", {"enum": ["a" * MAX_CHARS]}),
+        lambda: AskedGrammar.schema("f", {"const": float("nan")}),
+        lambda: AskedGrammar.schema("f", {"const": "\ud800"}),
+        lambda: AskedGrammar.choice("f", []),
+        lambda: AskedGrammar.choice("f", ["a", ""]),
+        lambda: AskedGrammar.choice("f", [str(i) for i in range(1025)]),
+    ):
+        with pytest.raises(ValueError, match="must"):
+            make()
+
+
+def _nested(count: int) -> str:
+    return '{"properties":{"a":' * count + "{}" + "}}" * count
+
+
+HOSTILE: dict[str, tuple[GrammarKind, str]] = {
+    "intersections of patterns": (
+        "json_schema",
+        json.dumps({"allOf": [{"pattern": f"a{{{i}}}b|.*c.{{{i}}}"} for i in range(20)]}),
+    ),
+    "a large multiple": ("json_schema", '{"type":"integer","multipleOf":9999991,"minimum":0}'),
+    "a deep schema": ("json_schema", _nested(3000)),
+    "a deep regex": ("regex", "(" * 5000 + "a" + ")" * 5000),
+    "a deep grammar": ("ebnf", "start: " + "(" * 20000 + '"a"' + ")" * 20000),
+    "a deep grammar of the other kind": ("ebnf", "root ::= " + "(" * 5000 + '"a"' + ")" * 5000),
+}
+
+
+@pytest.mark.parametrize("name", list(HOSTILE))
+def test_a_hostile_grammar_is_refused_in_time_while_others_are_compiled(name: str) -> None:
+    kind, text = HOSTILE[name]
+    hurried = GrammarCompiler(text=byte_codec(), vocab_size=NUM_IDS, eos_ids=[EOS], timeout_s=1.0)
+
+    async def both() -> tuple[float, float]:
+        await hurried.compile(Frame(AskedGrammar("f", "regex", "the process is there")))
+        started = time.monotonic()
+        hostile = asyncio.create_task(hurried.compile(Frame(AskedGrammar("f", kind, text))))
+        await hurried.compile(Frame(AskedGrammar("f", "regex", "friendly")))
+        between = time.monotonic() - started
+        with pytest.raises(ApiError):
+            await hostile
+        return between, time.monotonic() - started
+
+    friendly_s, hostile_s = asyncio.run(both())
+    assert hostile_s < 30
+    assert friendly_s < 30
+    assert asyncio.run(hurried.compile(Frame(AskedGrammar("f", "regex", "still there"))))
