@@ -21,6 +21,7 @@ from engine.draft_building import (
     make_budget,
     make_proposer,
 )
+from engine.draft_check import check_acceleration
 from engine.draft_loading import LoadedDraft, load_draft
 from engine.draft_precision import choose_precision
 from engine.draft_trials import explain_collapse
@@ -91,6 +92,7 @@ def build_engine(config: EngineConfig) -> EngineWorker:
         num_threads=num_threads,
         observers=(IntervalLog(), watch),
         has_collapsed=lambda: watch.has_collapsed,
+        tells_late=device.type == "cuda",
     )
 
 
@@ -133,6 +135,9 @@ def wire_engine(
         target.model, probe=probe, tap_layers=tap_layers, vocab_size=target.vocab_size
     )
     native, reason = _prepare_native(config, target, draft, device)
+    acceleration = acceleration or choose_acceleration(config, device)
+    if draft is not None:
+        acceleration = check_acceleration(draft.network, acceleration, device=device)
     path = choose_path(
         target,
         reference,
@@ -140,7 +145,7 @@ def wire_engine(
         probe=probe,
         native=native,
         reason=reason,
-        acceleration=acceleration or choose_acceleration(config, device),
+        acceleration=acceleration,
         device=device,
     )
     acceleration = path.acceleration

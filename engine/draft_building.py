@@ -1,16 +1,11 @@
 """Chooses how the draft runs: by the fastest kernels that agree with PyTorch."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
 
 from draft import (
     BlockKernel,
-    BlockRequest,
     ContextKernel,
-    DSparkNetwork,
     DSparkProposer,
     NoDraft,
     Proposer,
@@ -19,19 +14,17 @@ from draft import (
 from draft.calibration import Scaling
 from engine.budget import ConfidenceThreshold, VerifyAll, VerifyBudget
 from engine.config import EngineConfig
+from engine.draft_check import CONTEXTS, difference_of
 from engine.draft_loading import LoadedDraft
 from engine.errors import LoadError
 from engine.native.compiling import NativeUnavailable
 from engine.native.draft_context import NativeContext
 from engine.native.draft_round import NativeRound
-from engine.native.linear import as_loaded
 from engine.native.setup import DRAFT_ROWS, LINEAR_ROWS, Native
-from kv_pool import AttentionBackend, KVPool, ReferenceAttention
+from kv_pool import AttentionBackend, KVPool
 
 logger = logging.getLogger(__name__)
 
-_CHECK_PAGE_SIZE = 4  # tokens
-_CHECK_CONTEXTS = (5, 0, 70)  # tokens; the longest spans two blocks of the native attention's keys
 _TOLERANCE = 1e-4  # relative to the largest magnitude: rounding in another order
 
 
@@ -84,7 +77,7 @@ def choose_draft_path(
     num_slots = draft.config.num_slots
     try:
         difference = difference_of(
-            draft.network, lambda small: kernel_over(small, len(_CHECK_CONTEXTS) * num_slots)
+            draft.network, lambda small: kernel_over(small, len(CONTEXTS) * num_slots)
         )
         if not difference <= _TOLERANCE:  # NaN fails too
             logger.warning("native draft passes differ from PyTorch's by %.1e", difference)
@@ -135,77 +128,4 @@ def context_kernel(native: Native | None) -> ContextKernel | None:
         linear=native.linear,
         max_rows=LINEAR_ROWS,
         num_threads=native.num_threads,
-    )
-
-
-@torch.inference_mode()
-def difference_of(network: DSparkNetwork, kernel_over: Callable[[KVPool], BlockKernel]) -> float:
-    """Largest relative difference between a kernel's pass and PyTorch's, infinite for other tokens.
-
-    The sequences, with random keys and values for context, lie in a small pool of this check.
-    Raises NativeUnavailable when the kernel declines.
-    """
-    pool, tables, lengths = _check_pool(network)
-    # Layer by layer: the stacked form would move the weights once more.
-    reference = DSparkProposer(
-        network=network,
-        pool=pool,
-        attention=ReferenceAttention(page_size=pool.page_size, device=pool.draft_keys.device),
-        context_kv="off",
-    )
-    request = _check_request(network, tables, lengths, page_size=pool.page_size)
-    kernel = kernel_over(pool)
-    found = kernel.run(request)
-    if found is None:
-        raise NativeUnavailable(kernel.reason or "it declines a small batch")
-    with as_loaded(network):
-        expected, block = reference.run_block(request), reference.propose(request)
-    picked = found.draft_ids
-    if picked is not None and not torch.equal(picked, block.draft_ids):
-        return float("inf")
-    return max(
-        float((a - b).abs().max() / b.abs().max())
-        for a, b in (
-            (found.hidden, expected.hidden),
-            (found.base_logits, expected.base_logits),
-        )
-    )
-
-
-def _check_pool(network: DSparkNetwork) -> tuple[KVPool, list[list[int]], list[int]]:
-    """A pool full of noise, page tables whose pages lie between one another, context lengths."""
-    num_slots = network.config.num_slots
-    longest = min(a.rotary.num_positions for a in network.attentions) - num_slots
-    lengths = [min(length, longest) for length in _CHECK_CONTEXTS]
-    num_pages = -(-(max(lengths) + num_slots) // _CHECK_PAGE_SIZE)
-    device = network.norm.weight.device
-    pool = KVPool(
-        num_pages=len(lengths) * num_pages,
-        page_size=_CHECK_PAGE_SIZE,
-        target_shapes=[],
-        target_dtype=network.dtype,
-        num_draft_layers=network.config.num_layers,
-        draft_shape=network.config.kv_shape,
-        device=device,
-    )
-    generator = torch.Generator(device).manual_seed(0)
-    pool.draft_keys.normal_(generator=generator)
-    pool.draft_values.normal_(generator=generator)
-    tables = [list(range(b, pool.num_pages, len(lengths))) for b in range(len(lengths))]
-    return pool, tables, lengths
-
-
-def _check_request(
-    network: DSparkNetwork, tables: list[list[int]], lengths: list[int], *, page_size: int
-) -> BlockRequest:
-    device, num_slots = network.norm.weight.device, network.config.num_slots
-    starts = torch.tensor(lengths, device=device)
-    at = starts[:, None] + torch.arange(num_slots, device=device)  # (B, N)
-    pages = torch.tensor(tables, device=device).gather(1, at // page_size)
-    return BlockRequest(
-        anchor_ids=(starts + 1) * 7919 % network.config.vocab_size,
-        anchor_positions=starts,
-        slots=pages * page_size + at % page_size,
-        page_tables=tables,
-        context_lens=lengths,
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft import DraftBlock
@@ -78,6 +78,7 @@ def test_a_step_that_drafts_nothing_stays_as_it_is() -> None:
     assert budget.cut(plan, None) is plan
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(-6, 6), min_size=BLOCK, max_size=BLOCK),
     st.lists(st.floats(-6, 6), min_size=BLOCK, max_size=BLOCK),

@@ -63,8 +63,12 @@ def test_bfloat16_sizes_its_pool_by_the_devices_memory_and_ends_every_request(
         target=target, draft=draft, device="cuda", max_model_len=160, memory_fraction=0.2
     )
     built = load_engine(config, device=torch.device("cuda"))
-    assert built.engine.info.details["dtype"] == "bfloat16"
+    details = built.engine.info.details
+    assert details["dtype"] == "bfloat16"
+    assert details["attention_reason"] is None, "the draft's check left something out"
+    assert built.context_kernel is not None
     assert built.memory.step_bytes > 0
+    assert built.memory.graph_bytes > 0
     total = torch.cuda.mem_get_info()[1]
     assert 0.05 * total < built.memory.pool_bytes < 0.2 * total
     requests = [

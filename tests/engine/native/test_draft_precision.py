@@ -11,7 +11,7 @@ from torch import nn
 from draft import ContextKVWriter, DSparkConfig, DSparkNetwork, DSparkProposer, LayerConfig
 from draft.matrices import hold_matrices, loses_nothing, matrices, matrices_dtype
 from engine.build import Built
-from engine.draft_building import difference_of
+from engine.draft_check import difference_of
 from engine.errors import LoadError
 from engine.native.draft_context import NativeContext
 from engine.native.draft_round import NativeRound

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from draft import BlockRequest, DSparkConfig, DSparkNetwork, DSparkProposer, LayerConfig
 from engine import Request, SamplingParams
-from engine.draft_building import difference_of
+from engine.draft_check import difference_of
 from engine.driving import drive
 from engine.native.compiling import NativeUnavailable
 from engine.native.draft_round import NativeRound
