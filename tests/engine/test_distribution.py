@@ -1,8 +1,10 @@
-"""Sampling through the whole engine: three tokens, jointly, against the target alone."""
+"""Sampling through the whole engine: a few tokens, jointly, against the target alone."""
 
+import functools
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,7 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draft import BlockRequest, DraftBlock, DSparkProposer, inverse_cdf
 from engine import Request, SamplingParams, verifier
+from engine.budget import ConfidenceThreshold
 from engine.build import Built
+from engine.plan import StepPlan
 from engine.target_loading import LoadedTarget, describe_target
 from engine.verify import Verdict, verify_sampled
 from tests.engine.running import run_all
@@ -50,9 +54,9 @@ def target() -> LoadedTarget:
 
 @pytest.fixture(scope="module")
 def next_probs(target: LoadedTarget) -> dict[tuple[int, ...], Tensor]:
-    """p(next | prompt + prefix) of the dense model for every prefix of up to two tokens."""
+    """p(next | prompt + prefix) of the dense model for every prefix of up to three tokens."""
     table = {}
-    for length in range(3):
+    for length in range(4):
         for prefix in itertools.product(range(VOCAB), repeat=length):
             with torch.inference_mode():
                 logits = target.model(torch.tensor([[*PROMPT, *prefix]]), use_cache=False).logits
@@ -60,10 +64,13 @@ def next_probs(target: LoadedTarget) -> dict[tuple[int, ...], Tensor]:
     return table
 
 
-def _expected(next_probs: dict[tuple[int, ...], Tensor]) -> Tensor:
-    joint = torch.zeros(VOCAB, VOCAB, VOCAB, dtype=torch.float64)
-    for a, b in itertools.product(range(VOCAB), repeat=2):
-        joint[a, b] = next_probs[()][a] * next_probs[(a,)][b] * next_probs[(a, b)]
+def _expected(next_probs: dict[tuple[int, ...], Tensor], num_tokens: int = 3) -> Tensor:
+    """p of every text of num_tokens tokens, the last one varying fastest."""
+    joint = torch.ones(1, dtype=torch.float64)
+    for length in range(num_tokens):
+        prefixes = itertools.product(range(VOCAB), repeat=length)
+        rows = torch.stack([next_probs[prefix] for prefix in prefixes])
+        joint = (joint[:, None] * rows).flatten()
     return joint
 
 
@@ -92,17 +99,19 @@ def _engine(target: LoadedTarget, folder: Path, **settings: object) -> Built:
     return tiny_engine(target=target, draft_folder=folder, max_running_requests=64, **settings)
 
 
-def _p_value(built: Built, expected: Tensor, temperature: float = 1.0) -> float:
-    counts = torch.zeros(VOCAB**3, dtype=torch.float64)
+def _p_value(
+    built: Built, expected: Tensor, *, num_tokens: int = 3, num_samples: int = NUM_SAMPLES
+) -> float:
+    counts = torch.zeros_like(expected)
     params = [
-        SamplingParams(max_new_tokens=3, temperature=temperature, seed=seed)
-        for seed in range(NUM_SAMPLES)
+        SamplingParams(max_new_tokens=num_tokens, temperature=1.0, seed=seed)
+        for seed in range(num_samples)
     ]
     requests = [Request(str(i), PROMPT, p) for i, p in enumerate(params)]
-    for at in range(0, NUM_SAMPLES, 200):
+    for at in range(0, num_samples, 200):
         for ids, _ in run_all(built, requests[at : at + 200]).values():
-            counts[ids[0] * VOCAB**2 + ids[1] * VOCAB + ids[2]] += 1
-    hoped = expected.flatten() * NUM_SAMPLES
+            counts[functools.reduce(lambda text, token: text * VOCAB + token, ids)] += 1
+    hoped = expected * num_samples
     common = hoped >= 5  # cells too rare for chi-square are taken together
     observed = torch.cat([counts[common], counts[~common].sum()[None]])
     hoped = torch.cat([hoped[common], hoped[~common].sum()[None]])
@@ -144,3 +153,49 @@ def test_a_biased_verifier_fails_the_same_test(
 
     monkeypatch.setattr(verifier, "verify_sampled", too_kind)
     assert _p_value(_engine(target, tmp_path), _expected(next_probs)) < 0.001
+
+
+# A block of two is planned where three tokens are still to come: behind the first of four.
+CUT: dict[str, int] = {"num_tokens": 4, "num_samples": 20_000}
+
+
+@pytest.mark.slow
+def test_a_confidence_threshold_leaves_the_targets_distribution(
+    target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
+) -> None:
+    built = _engine(target, tmp_path, confidence_threshold=0.25)
+    cuts = []
+    cut = ConfidenceThreshold.cut
+
+    def watched(self: ConfidenceThreshold, plan: StepPlan, block: DraftBlock | None) -> StepPlan:
+        kept = cut(self, plan, block)
+        planned = zip(plan.drafting, kept.drafting, strict=True)
+        cuts.extend(k.num_drafts for p, k in planned if p.num_drafts == BLOCK)
+        return kept
+
+    with patch.object(ConfidenceThreshold, "cut", watched):
+        assert _p_value(built, _expected(next_probs, 4), **CUT) > 0.001
+    assert min(cuts.count(1), cuts.count(2)) > 0.1 * len(cuts)  # a real choice
+
+
+@pytest.mark.slow
+def test_a_budget_that_looks_at_the_token_itself_fails_the_same_test(
+    target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
+) -> None:
+    """Say, one that sends a second token to the target only where it promises to stand."""
+
+    def peeking(self: ConfidenceThreshold, plan: StepPlan, block: DraftBlock | None) -> StepPlan:
+        if block is None:
+            return plan
+        promising = iter((block.draft_ids[:, 1] % 2 == 0).tolist())
+        shares = (
+            replace(share, num_drafts=min(share.num_drafts, 2 if next(promising) else 1))
+            if share.num_drafts > 0
+            else share
+            for share in plan.shares
+        )
+        return StepPlan(tuple(shares))
+
+    built = _engine(target, tmp_path, confidence_threshold=0.25)
+    with patch.object(ConfidenceThreshold, "cut", peeking):
+        assert _p_value(built, _expected(next_probs, 4), **CUT) < 0.001
