@@ -189,7 +189,7 @@ class EngineWorker:
                 self._untold.append((stream, event))
             if event.finish is not None:
                 self._streams.pop(event.request_id, None)
-        if not self._tells_late or self._engine.is_idle:
+        if not (self._tells_late and events) or self._engine.is_idle:
             self._tell()
 
     def _tell(self) -> None:

@@ -3,14 +3,26 @@
 import asyncio
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 
-from engine import EngineDead, Finish, FinishReason, Request, SamplingParams, TokenEvent
+from engine import (
+    EngineDead,
+    Finish,
+    FinishReason,
+    Request,
+    SamplingParams,
+    TokenEvent,
+    verifier,
+)
 from engine.api import SpeculationStats
+from engine.target import TargetModel
 from engine.worker import EngineWorker, _Stream
+from tests.engine.tiny_models import tiny_engine, write_tiny_draft
 
 ENDED = Finish(
     reason=FinishReason.LENGTH,
@@ -157,3 +169,31 @@ def test_the_last_word_is_not_kept_when_everybody_else_leaves() -> None:
             worker.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_other_work_is_done_between_the_launch_of_a_pass_and_the_wait_for_it(
+    tmp_path: Path,
+) -> None:
+    log: list[str] = []
+    forward, download = TargetModel.forward, verifier.download
+
+    def launched(self: TargetModel, batch: Any) -> Any:
+        log.append("launch")
+        return forward(self, batch)
+
+    def waited(tensors: Any) -> Any:
+        log.append("wait")
+        return download(tensors)
+
+    built = tiny_engine(draft_folder=write_tiny_draft(tmp_path))
+    with (
+        torch.inference_mode(),
+        patch.object(TargetModel, "forward", launched),
+        patch.object(verifier, "download", waited),
+    ):
+        built.engine.add(Request("a", (5, 9, 3), SamplingParams(max_new_tokens=6)))
+        while not built.engine.is_idle:
+            built.engine.step(meanwhile=lambda: log.append("meanwhile"))
+        built.engine.step(meanwhile=lambda: log.append("nothing to compute"))
+    assert log[:3] == ["launch", "meanwhile", "wait"]
+    assert log == log[:3] * (len(log) // 3)

@@ -100,7 +100,9 @@ def test_closing_a_stream_gives_its_pages_back(draft_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("tells_late", [False, True])
-def test_a_cancelled_caller_is_forgotten_even_before_its_first_token(draft_folder: Path, tells_late: bool) -> None:
+def test_a_cancelled_caller_is_forgotten_even_before_its_first_token(
+    draft_folder: Path, tells_late: bool
+) -> None:
     async def scenario() -> None:
         async with running(draft_folder, tells_late=tells_late, max_running_requests=1) as worker:
             tasks = [
@@ -118,7 +120,9 @@ def test_a_cancelled_caller_is_forgotten_even_before_its_first_token(draft_folde
 
 
 @pytest.mark.parametrize("tells_late", [False, True])
-def test_an_abort_by_id_ends_the_stream_with_that_reason(draft_folder: Path, tells_late: bool) -> None:
+def test_an_abort_by_id_ends_the_stream_with_that_reason(
+    draft_folder: Path, tells_late: bool
+) -> None:
     async def scenario() -> None:
         async with running(draft_folder, tells_late=tells_late) as worker:
             task = asyncio.create_task(collect(worker, ask(max_new_tokens=100)))
@@ -199,7 +203,9 @@ def test_a_snapshot_does_not_wait_for_a_hanging_step(
 
 
 @pytest.mark.parametrize("tells_late", [False, True])
-def test_draining_refuses_newcomers_and_lets_the_others_finish(draft_folder: Path, tells_late: bool) -> None:
+def test_draining_refuses_newcomers_and_lets_the_others_finish(
+    draft_folder: Path, tells_late: bool
+) -> None:
     async def scenario() -> None:
         async with running(draft_folder, tells_late=tells_late) as worker:
             task = asyncio.create_task(collect(worker, ask(max_new_tokens=40)))
