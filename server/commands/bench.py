@@ -13,30 +13,24 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from engine import EngineConfig, SamplingParams
-from engine.benchmarks.prompts import EncodedPrompt, Prompt
+from engine import SamplingParams
+from engine.benchmarks.prompts import Prompt
 from server.commands.measuring import (
     add_prompt_flags,
     at_least_one,
-    check_concurrency,
-    check_output,
     chosen_prompts,
     describe_prompts,
-    encode,
     progress_bar,
     publish,
-    quiet_libraries,
 )
-from server.commands.starting import (
-    add_checking_flags,
-    configure_log,
-    load_text,
-    resolved_engine_config,
-    settle,
+from server.commands.preparing import (
+    Prepared,
+    add_pair_flags,
+    add_temperature_flags,
+    checked_settings,
+    prepare,
 )
-from server.flags import add_settings_flags
 from server.settings import Settings, SettingsError
-from server.text import TextCodec
 
 if TYPE_CHECKING:
     from engine.benchmarks.running import Outcome
@@ -106,35 +100,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"runs of each arm; default {_ENOUGH_TRIALS}",
     )
     add_prompt_flags(parser)
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        metavar="T",
-        help="default 0, which is greedy; a comparison takes nothing else",
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling; default 0")
-    add_checking_flags(parser)
-    add_settings_flags(parser)
+    add_temperature_flags(parser, "default 0, which is greedy; a comparison takes nothing else")
+    add_pair_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    settings = settle(args)
+    settings = checked_settings(args)
     if settings is None:
         return 0
-    check_concurrency(args, settings)
-    check_output(args.output)
     _check_kind(args)
     _check_temperature(args)
+    _check_draft(args, settings)
     prompts = chosen_prompts(args)
-    configure_log("warning")
-    config = resolved_engine_config(settings)
-    _check_draft(args, config)
-    text = load_text(settings, config)
-    encoded = encode(text, prompts)
-    quiet_libraries()
+    ready = prepare(settings, prompts)
     if args.profile:
-        return profile(args, settings, config, text=text, prompts=prompts, encoded=encoded)
+        return profile(args, settings, ready, prompts)
 
     from engine.benchmarks.running import benchmark_reports, run_benchmark  # heavy: loads torch
     from engine.benchmarks.trial import Workload
@@ -143,13 +123,13 @@ def run(args: argparse.Namespace) -> int:
         max_new_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed
     )
     reports = benchmark_reports(
-        args.compare, trials=args.trials, has_draft=config.draft is not None
+        args.compare, trials=args.trials, has_draft=ready.config.draft is not None
     )
     with progress_bar(reports) as report:
         measurement = run_benchmark(
-            config,
+            ready.config,
             compare=args.compare,
-            workload=Workload(encoded, params, args.concurrency),
+            workload=Workload(ready.encoded, params, args.concurrency),
             trials=args.trials,
             report=report,
         )
@@ -163,13 +143,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def profile(
-    args: argparse.Namespace,
-    settings: Settings,
-    config: EngineConfig,
-    *,
-    text: TextCodec,
-    prompts: tuple[Prompt, ...],
-    encoded: tuple[EncodedPrompt, ...],
+    args: argparse.Namespace, settings: Settings, ready: Prepared, prompts: tuple[Prompt, ...]
 ) -> int:
     """Measure the engine's parts, then what the server adds; the exit code."""
     from engine.benchmarks.profiling import NUM_REPORTS  # heavy: loads torch
@@ -182,14 +156,14 @@ def profile(
     )
     with progress_bar(1 + NUM_REPORTS) as report:
         measurement = run_profile(
-            config,
-            workload=Workload(encoded, params, args.concurrency),
+            ready.config,
+            workload=Workload(ready.encoded, params, args.concurrency),
             turns=args.turns,
             report=report,
         )
         report("detokenising and HTTP")
         sample = prompts[0].messages[-1]["content"]
-        front = measure_front(text, sample, tokens_per_event=_TOKENS_PER_EVENT)
+        front = measure_front(ready.text, sample, tokens_per_event=_TOKENS_PER_EVENT)
     return publish(
         dataclasses.replace(measurement, outcome=WithFront(measurement.outcome, front)),
         title=f"profile: {describe_prompts(prompts)}, {args.concurrency} at a time for the rounds, "
@@ -244,8 +218,8 @@ def _check_temperature(args: argparse.Namespace) -> None:
         )
 
 
-def _check_draft(args: argparse.Namespace, config: EngineConfig) -> None:
-    if args.compare in ("speculation", "stacked") and config.draft is None:
+def _check_draft(args: argparse.Namespace, settings: Settings) -> None:
+    if args.compare in ("speculation", "stacked") and settings.speculative.algorithm == "none":
         raise SettingsError(
             f"--compare {args.compare}: speculative.algorithm is none; accepted: a config with a "
             "draft (speculative.draft_model)"

@@ -13,24 +13,19 @@ from engine import SamplingParams
 from engine.benchmarks.prompts import NO_CATEGORY, Prompt
 from server.commands.measuring import (
     add_amount_flags,
-    check_concurrency,
-    check_output,
     describe_prompts,
-    encode,
     pick,
     progress_bar,
     prompts_in,
     publish,
-    quiet_libraries,
 )
-from server.commands.starting import (
-    add_checking_flags,
-    configure_log,
-    load_text,
-    resolved_engine_config,
-    settle,
+from server.commands.preparing import (
+    add_pair_flags,
+    add_seed_flag,
+    checked_settings,
+    prepare,
+    require_draft,
 )
-from server.flags import add_settings_flags
 from server.settings import SettingsError
 
 USAGE = "dspark eval --config FILE [--prompts FILE ...] [options]"
@@ -56,28 +51,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="default 0 1; 0 is greedy",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling; default 0")
-    add_checking_flags(parser)
-    add_settings_flags(parser)
+    add_seed_flag(parser)
+    add_pair_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    settings = settle(args)
+    settings = checked_settings(args)
     if settings is None:
         return 0
-    check_concurrency(args, settings)
-    check_output(args.output)
     if min(args.temperatures) < 0:
         raise SettingsError(
             f"--temperatures: found {min(args.temperatures):g}; accepted: 0 or more"
         )
-    if settings.speculative.algorithm == "none":
-        raise SettingsError("speculative.algorithm: found none; accepted: a draft to evaluate")
+    require_draft(settings, purpose="evaluate")
     prompts = pick(prompt_sets(args.prompts), args.num_prompts)
-    configure_log("warning")
-    config = resolved_engine_config(settings)
-    encoded = encode(load_text(settings, config), prompts)
-    quiet_libraries()
+    ready = prepare(settings, prompts)
 
     from engine.benchmarks.running import run_evaluation  # heavy: loads torch
     from engine.benchmarks.trial import Workload
@@ -85,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
     params = SamplingParams(max_new_tokens=args.max_tokens, seed=args.seed)
     with progress_bar(len(args.temperatures)) as report:
         measurement = run_evaluation(
-            config,
-            workload=Workload(encoded, params, args.concurrency),
+            ready.config,
+            workload=Workload(ready.encoded, params, args.concurrency),
             temperatures=args.temperatures,
             report=report,
         )

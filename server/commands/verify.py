@@ -9,23 +9,12 @@ import argparse
 from engine import SamplingParams
 from server.commands.measuring import (
     add_prompt_flags,
-    check_concurrency,
-    check_output,
     chosen_prompts,
     describe_prompts,
-    encode,
     progress_bar,
     publish,
-    quiet_libraries,
 )
-from server.commands.starting import (
-    add_checking_flags,
-    configure_log,
-    load_text,
-    resolved_engine_config,
-    settle,
-)
-from server.flags import add_settings_flags
+from server.commands.preparing import add_pair_flags, checked_settings, prepare
 
 USAGE = "dspark verify --config FILE [options]"
 
@@ -33,31 +22,24 @@ USAGE = "dspark verify --config FILE [options]"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command="verify")
     add_prompt_flags(parser)
-    add_checking_flags(parser)
-    add_settings_flags(parser)
+    add_pair_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    settings = settle(args)
+    settings = checked_settings(args)
     if settings is None:
         return 0
-    check_concurrency(args, settings)
-    check_output(args.output)
     prompts = chosen_prompts(args)
-    configure_log("warning")
-    config = resolved_engine_config(settings)
-    encoded = encode(load_text(settings, config), prompts)
-    quiet_libraries()
+    ready = prepare(settings, prompts)
 
     from engine.benchmarks.running import run_verification  # heavy: loads torch
     from engine.benchmarks.trial import Workload
 
-    with progress_bar(len(encoded) + 1) as report:
+    params = SamplingParams(max_new_tokens=args.max_tokens)
+    with progress_bar(len(ready.encoded) + 1) as report:
         measurement = run_verification(
-            config,
-            workload=Workload(
-                encoded, SamplingParams(max_new_tokens=args.max_tokens), args.concurrency
-            ),
+            ready.config,
+            workload=Workload(ready.encoded, params, args.concurrency),
             report=report,
         )
     title = (
