@@ -1,4 +1,8 @@
-"""The target: any Hugging Face decoder, run over packed rows and paged keys and values."""
+"""The target: any Hugging Face decoder, run over packed rows and paged keys and values.
+
+A pass is one native call where there are kernels for the device and the model, and transformers'
+own layers otherwise. On a GPU passes over small windows are replayed: see engine.graphs.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -84,7 +88,7 @@ class Target(Protocol):
 
 
 class TargetModel:
-    """Runs a model whose attention implementation is `IMPLEMENTATION` over schedule batches."""
+    """A Target over one model, which must have `IMPLEMENTATION` for its attention."""
 
     def __init__(
         self,
@@ -96,7 +100,11 @@ class TargetModel:
         vocab_size: int,
         native: NativeDecoder | None = None,
     ) -> None:
-        """`native` runs the steps that have few enough rows for it; transformers runs the rest."""
+        """tap_layers: those whose outputs a pass keeps, side by side in this order.
+
+        `native` is made for this model, pool and taps. Passes of more rows than it takes go
+        through transformers' layers and `attention`, and so do all without it.
+        """
         assert model.config._attn_implementation == IMPLEMENTATION  # type: ignore[union-attr]
         self._model = model
         self._pool = pool
@@ -107,7 +115,7 @@ class TargetModel:
         self.vocab_size = vocab_size
 
     def forward(self, batch: ScheduleBatch) -> TargetOutput:
-        """One pass over all rows; logits for batch.logit_rows. True until the next pass."""
+        """See Target.forward."""
         if self._native is not None and len(batch.token_ids) <= self._native.max_rows:
             return TargetOutput(*self._native.run(batch))
         return self._forward_by_transformers(batch)
