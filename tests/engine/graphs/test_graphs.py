@@ -1,6 +1,7 @@
 """A replayed round says what the eager one says, whatever the batch and its padding."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from draft import DSparkProposer
 from engine import Request, SamplingParams
@@ -22,6 +24,7 @@ from kv_pool import ReferenceAttention
 from tests.engine.graphs.recorded import graphed_engine, taped
 from tests.engine.running import generate_alone, greedy_requests, prompts, run_all
 from tests.engine.tiny_models import VOCAB, tiny_engine, tiny_target, write_tiny_draft
+from tests.engine.work import run_counting
 
 NEW_TOKENS = 12
 
@@ -109,6 +112,33 @@ def test_seeded_draws_are_those_of_the_eager_engine(greedy: int, draft_folder: P
     eager = tiny_engine(draft_folder=draft_folder, native_kernels="off")
     graphed = graphed_engine(draft_folder=draft_folder)
     assert texts_of(graphed, requests) == texts_of(eager, requests)
+
+
+# Of torch, beside its two recordings: the batch's ids, what goes into and comes out of the
+# recordings, the verdict, and the context write, which on a GPU is one product and one kernel.
+MOST_OPERATIONS = 49
+
+
+def test_a_round_is_two_replays_one_look_at_the_device_and_few_operations_beside(
+    draft_folder: Path,
+) -> None:
+    built = graphed_engine(draft_folder=draft_folder)
+    replay, replays = _TapeRecording.replay, [0]
+
+    def uncounted(self: _TapeRecording[object]) -> None:
+        replays[0] += 1
+        with _disable_current_modes():
+            replay(self)
+
+    with patch.object(_TapeRecording, "replay", uncounted):
+        steps = run_counting(built, greedy_requests(prompts(3, vocab=VOCAB, low=9), NEW_TOKENS))
+    rounds = [step for step in steps if step.passes == [(15, 15)]]
+    assert len(rounds) >= 2
+    for step in rounds:
+        assert step.reads == Counter(cpu=1, numpy=1)
+        assert step.gathered_bytes == 0
+        assert step.operations.total() <= MOST_OPERATIONS, step.operations
+    assert replays[0] >= 2 * len(rounds)
 
 
 @pytest.mark.parametrize("threshold", [0.05, 0.3, 1.0])
