@@ -45,6 +45,12 @@ class ServedTrial:
     def num_cached_tokens(self) -> int:
         return sum(call.usage.num_cached_tokens or 0 for call in self.answered)
 
+    @property
+    def is_known_to_be_cold(self) -> bool:
+        """Whether the server said that it had no prefixes cached, or that it used none of them."""
+        counts = [call.usage.num_cached_tokens for call in self.answered]
+        return self.has_forgotten or all(count == 0 for count in counts)
+
     def failures(self) -> Counter[tuple[str, str]]:
         """How often which kind of failure came with which words."""
         found = [call.failure for call in self.calls if call.failure is not None]

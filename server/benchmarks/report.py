@@ -166,7 +166,7 @@ def _notes(name: str, trials: Sequence[ServedTrial]) -> Iterable[str]:
     cached = sum(trial.num_cached_tokens for trial in trials)
     if cached:
         yield f"{name} took {cached} input tokens from its prefix cache"
-    elif answered and not all(trial.has_forgotten for trial in trials):
+    elif answered and not all(trial.is_known_to_be_cold for trial in trials):
         yield (
             f"{name} does not say that it has dropped its prefix cache between trials: if it has "
             "one, switch it off or use --vary-prompts"

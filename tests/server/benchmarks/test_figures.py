@@ -59,3 +59,14 @@ def test_the_peak_is_of_requests_open_at_once() -> None:
     spans = [(0, 2), (1, 3), (2, 4)]
     calls = [answered(i, start, [end], 1) for i, (start, end) in enumerate(spans)]
     assert peak_open(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("has_forgotten", "cached", "is_cold"),
+    [(False, None, False), (False, 3, False), (False, 0, True), (True, None, True)],
+)
+def test_a_server_is_cold_that_has_dropped_its_prefixes_or_counts_none_of_them(
+    has_forgotten: bool, cached: int | None, is_cold: bool
+) -> None:
+    call = Call(0, 0.0, [1.0], "x", "stop", Usage(10, 1, cached))
+    assert ServedTrial.of([call], has_forgotten=has_forgotten).is_known_to_be_cold is is_cold
