@@ -7,7 +7,8 @@
 //   x += o_proj(attention(rope(norm?(q_proj(h))), rope(norm?(k_proj(h))), v_proj(h)))   h = norm(x)
 //   x += down_proj(silu(gate_proj(h)) * up_proj(h))                                     h = norm(x)
 //
-// Matrices have the precision W, keys and values the precision KV; everything else is float32.
+// Matrices have the precision W, keys and values the precision KV; everything else is float32. Where
+// both are bfloat16 and the CPU multiplies pairs of it, so are the rows that go into a product.
 #pragma once
 
 #include <omp.h>
@@ -60,6 +61,8 @@ struct Pass {
   const int64_t *logit_rows;             // [R]
   float *h, *q, *k, *v, *attended;       // scratch; h is [T, E], for each thread if T is small
   float *inner;                          // scratch [2, T, I]
+  bfloat16 *rounded;                     // scratch: up to ROW_BLOCK rows of any product's, by thread
+  int64_t rounded_stride;                // numbers between threads
   float *states;                         // scratch: room for num_states states of queries
   int64_t *turn;                         // scratch [1]
   float *taps, *logits;                  // [T, num_taps * E], [R, V]
@@ -70,7 +73,12 @@ static inline void store_as(float *out, const float *x, int64_t n) {
 }
 
 static inline void store_as(bfloat16 *out, const float *x, int64_t n) {
-  for (int64_t i = 0; i < n; i++) out[i] = as_bfloat16(x[i]);
+  int64_t i = 0;
+#if defined(__AVX512BF16__)
+  for (; i + VL <= n; i += VL)
+    *(half_at *)(out + i) = (half_at)_mm512_cvtneps_pbh((__m512)load(x + i));
+#endif
+  for (; i < n; i++) out[i] = as_bfloat16(x[i]);
 }
 
 template <class W, class KV>
@@ -91,7 +99,23 @@ struct Worker {
               int64_t rows, Into into, const W *next) const {
     int64_t begin, end;
     share(N, rank, size, &begin, &end);
-    linear_columns(begin, end, rows, x, K, w.rows, K, {w.scale, bias}, y, N, into, next);
+    if constexpr (multiplies_pairs<W> && std::is_same_v<W, KV>)
+      linear_rounded(begin, end, x, K, w.rows, bias, y, N, rows, into, next);
+    else
+      linear_columns(begin, end, rows, x, K, w.rows, K, {w.scale, bias}, y, N, into, next);
+  }
+
+  // Some rows of x at a time, rounded to W once for all columns.
+  void linear_rounded(int64_t begin, int64_t end, const float *x, int64_t K, const W *w,
+                      const float *bias, float *y, int64_t N, int64_t rows, Into into,
+                      const W *next) const {
+    W *rounded = pass.rounded + rank * pass.rounded_stride;
+    for (int64_t row = 0; row < rows; row += ROW_BLOCK) {
+      const int64_t block = rows - row < ROW_BLOCK ? rows - row : ROW_BLOCK;
+      store_as(rounded, x + row * K, block * K);
+      linear_columns(begin, end, block, rounded, K, w, K, {nullptr, bias}, y + row * N, N, into,
+                     row + block < rows ? w + begin * K : next);
+    }
   }
 
   // The normed rows of x.

@@ -21,6 +21,7 @@ from kv_pool import KVPool, sequence_slots
 _KNOWN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _MAX_GROUP = 32
 _FEW_ROWS = 8  # each thread norms up to so many rows for itself
+_ROW_BLOCK = 96  # rows of x that are rounded at a time
 _KEY_BLOCK = 64  # keys that share a state; decoder.h splits long contexts into these
 _SPLIT_ROWS = 16  # rows whose contexts there is room to split, if they are as long as can be
 _STATES_FLOATS = 4 << 20  # and no more room than this
@@ -40,8 +41,9 @@ class NativeDecoder:
     """Runs steps of up to max_rows rows; results lie in buffers that the next step reuses.
 
     Matrices, keys and values are float32 or bfloat16, as the model has them, and matrices may be of
-    int8; all else is computed in float32. A row's result is the same to the last bit alone and in
-    any batch.
+    int8; all else is computed in float32, but rows are rounded to bfloat16 before they meet such
+    matrices where the CPU multiplies pairs of it. A row's result is the same to the last bit alone
+    and in any batch.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class NativeDecoder:
             kv_slots=kv_slots.ctypes.data,
             kv_starts=kv_starts.ctypes.data,
             logit_rows=batch.logit_rows.data_ptr(),
+            rounded_stride=self._scratch["rounded"].stride(0),
             states=self._states.data_ptr(),
             logits=self._logits.data_ptr(),
             **{name: buffer.data_ptr() for name, buffer in self._scratch.items()},
@@ -260,6 +263,11 @@ def _scratch(sizes: _Sizes, rows: int, tap_width: int, num_threads: int) -> dict
         **{name: torch.empty(rows, width) for name, width in widths.items()},
         "h": torch.empty(max(rows, _FEW_ROWS * num_threads), sizes.hidden),
         "inner": torch.empty(2, rows, sizes.inner),
+        "rounded": torch.empty(
+            num_threads,
+            min(rows, _ROW_BLOCK) * max(sizes.hidden, heads, sizes.inner),
+            dtype=torch.bfloat16,
+        ),
         "turn": torch.empty(1, dtype=torch.int64),
     }
 

@@ -73,34 +73,74 @@ struct Finish {
   Finish from(int64_t n) const { return {scale ? scale + n : nullptr, bias ? bias + n : nullptr}; }
 };
 
-template <int M, int N, Ahead A, class W>
-static inline void linear_tile(const float *x, int64_t ldx, const W *w, int64_t K,
+// How many numbers are multiplied at a time, and how.
+template <class X, class W>
+struct Lanes {
+  static constexpr int64_t width = VL;
+  using part = vec;
+
+  template <class T>
+  static part read(const T *p) {
+    return load(p);
+  }
+  template <class T>
+  static part read_first(const T *p, int64_t n) {
+    return load_first(p, n);
+  }
+  static vec add(vec acc, part x, part w) { return acc + x * w; }
+};
+
+#if defined(__AVX512BF16__)
+// Pairs of bfloat16, nothing widened: each lane of acc takes two products.
+template <>
+struct Lanes<bfloat16, bfloat16> {
+  static constexpr int64_t width = 2 * VL;
+  using part = __m512i;
+
+  static part read(const bfloat16 *p) { return _mm512_loadu_si512(p); }
+  static part read_first(const bfloat16 *p, int64_t n) {
+    return _mm512_maskz_loadu_epi16((1u << n) - 1, p);
+  }
+  static vec add(vec acc, part x, part w) {
+    return (vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)x, (__m512bh)w);
+  }
+};
+#endif
+
+// Whether rows that are rounded to W are multiplied as they are.
+template <class W>
+constexpr bool multiplies_pairs = Lanes<W, W>::width > VL;
+
+template <int M, int N, Ahead A, class X, class W>
+static inline void linear_tile(const X *x, int64_t ldx, const W *w, int64_t K,
                                Finish finish, float *y, int64_t ldy, Into into,
                                const char *ahead) {
+  using L = Lanes<X, W>;
+  using part = typename L::part;
   vec acc[M][N];
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) acc[m][n] = vec{};
   const auto step = [&](auto read) __attribute__((always_inline)) {
-    vec wk[N];
+    part wk[N];
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) {
       wk[n] = read(w + n * K);
       IN_REGISTER(wk[n]);
     }
-    read_ahead<A, N * VL * sizeof(W)>(ahead);
+    read_ahead<A, N * L::width * sizeof(W)>(ahead);
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
-      vec xk = read(x + m * ldx);
+      part xk = read(x + m * ldx);
       IN_REGISTER(xk);
 #pragma GCC unroll 8
-      for (int n = 0; n < N; n++) acc[m][n] += xk * wk[n];
+      for (int n = 0; n < N; n++) acc[m][n] = L::add(acc[m][n], xk, wk[n]);
     }
   };
   int64_t k = 0;
-  for (; k + VL <= K; k += VL) step([k](const auto *p) { return load(p + k); });
-  if (k < K) step([k, K](const auto *p) { return load_first(p + k, K - k); });
+  for (; k + L::width <= K; k += L::width) step([k](const auto *p) { return L::read(p + k); });
+  if (k < K) step([k, K](const auto *p) { return L::read_first(p + k, K - k); });
   float sums[M][N];
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++) sum_each<N>(acc[m], sums[m]);
@@ -116,8 +156,8 @@ static inline void linear_tile(const float *x, int64_t ldx, const W *w, int64_t 
     }
 }
 
-template <int N, Ahead A, class W>
-static inline void linear_rows(int64_t M, const float *x, int64_t ldx, const W *w, int64_t K,
+template <int N, Ahead A, class X, class W>
+static inline void linear_rows(int64_t M, const X *x, int64_t ldx, const W *w, int64_t K,
                                Finish finish, float *y, int64_t ldy, Into into,
                                const char *ahead) {
   switch (M) {
@@ -133,8 +173,8 @@ static inline void linear_rows(int64_t M, const float *x, int64_t ldx, const W *
 }
 
 // The rows of one tile against columns begin .. end - 1.
-template <int N, Ahead A, class W>
-ONE_COPY void linear_strip(int64_t begin, int64_t end, int64_t M, const float *x, int64_t ldx,
+template <int N, Ahead A, class X, class W>
+ONE_COPY void linear_strip(int64_t begin, int64_t end, int64_t M, const X *x, int64_t ldx,
                            const W *w, int64_t K, Finish finish, float *y, int64_t ldy, Into into,
                            const Stretch &stretch) {
   int64_t n = begin;
@@ -147,8 +187,8 @@ ONE_COPY void linear_strip(int64_t begin, int64_t end, int64_t M, const float *x
 }
 
 // Columns [begin, end) of y: one thread's share. `next` is what this thread reads after them.
-template <class W>
-static inline void linear_columns(int64_t begin, int64_t end, int64_t M, const float *x,
+template <class X, class W>
+static inline void linear_columns(int64_t begin, int64_t end, int64_t M, const X *x,
                                   int64_t ldx, const W *w, int64_t K, Finish finish, float *y,
                                   int64_t ldy, Into into = Into::set, const void *next = nullptr) {
   const Stretch stretch = {(const char *)(w + end * K), (const char *)next};

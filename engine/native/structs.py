@@ -41,5 +41,7 @@ class PassStruct(ctypes.Structure):
     _fields_ = (
         _fields(_counts, "num_rows num_sequences num_logit_rows num_threads num_states")
         + _fields(_pointers, "x cosine sine slots row_starts kv_lens kv_slots kv_starts")
-        + _fields(_pointers, "logit_rows h q k v attended inner states turn taps logits")
+        + _fields(_pointers, "logit_rows h q k v attended inner rounded")
+        + _fields(_counts, "rounded_stride")
+        + _fields(_pointers, "states turn taps logits")
     )

@@ -1,10 +1,14 @@
 """A bfloat16 target on a CPU runs natively, and drafts change none of its tokens."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from engine import self_check
+from engine.self_check import DenseReference
 from engine.target_loading import LoadedTarget, describe_target
 from tests.engine.native.kernels import kernels_or_skip
 from tests.engine.running import greedy_requests, oracle, prompts, run_all
@@ -32,13 +36,20 @@ def test_drafts_change_no_token(name: str, tmp_path: Path) -> None:
     assert max(found[str(i)][1].speculation.mean_accept_length for i in range(4)) > 2
 
 
-def test_the_check_is_against_the_same_weights_in_float32() -> None:
-    """PyTorch's own bfloat16 would be further away than this."""
+def test_the_check_is_against_the_same_weights_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_or_skip()
+    asked = []
+
+    def ask_alone(model: nn.Module, **options: Any) -> DenseReference:
+        asked.append({p.dtype for p in model.parameters()})
+        return self_check.ask_alone(model, **options)
+
+    monkeypatch.setattr("engine.target_building.ask_alone", ask_alone)
     target = tiny_engine(target=_target("llama")).engine.info.details["target"]
     assert isinstance(target, dict)
     assert target["small_steps"] == {"path": "native", "reason": None}
-    assert target["self_check"]["logits_difference"] < 0.01
+    assert asked == [{torch.float32}]
+    assert 0 < target["self_check"]["logits_difference"] < 0.03
 
 
 def test_without_memory_for_the_check_pytorch_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,8 @@ def test_chunks_neighbours_pages_and_threads_change_no_bit(
 
 @pytest.mark.parametrize("name", ["biases", "window", "head_norms"])
 def test_bfloat16_weights_give_less_error_than_pytorch_and_the_same_bits(name: str) -> None:
-    """They are read as they are; all but the stored keys and values is computed in float32."""
+    """They are read as they are; stored keys and values, and at most the rows of products, are
+    rounded, and all else is computed in float32."""
     target = _target(name, torch.bfloat16)
     runner, alone = _Runner(target), _Runner(target, num_threads=2)
     logits, taps = runner.run((0, 0, LENGTH))
