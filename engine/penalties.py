@@ -9,7 +9,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from engine.api import Request
-from engine.plan import SequenceStep
 from engine.sampling_rows import SamplingRows
 from engine.upload import IntArray, place, upload
 
@@ -40,7 +39,8 @@ class Penalties:
         windows = rows.where(_has_penalty)
         if not windows:
             return None
-        histories = [_history(window.share) for window in windows]
+        sequences = [window.share.seq for window in windows]
+        histories = [seq.history.follow(seq.token_ids) for seq in sequences]
         width = max(len(ids) for ids, _ in histories)
         at, owners, num_said, sampling, token_ids, counts = upload(
             [
@@ -53,7 +53,7 @@ class Penalties:
             ],
             device,
         )
-        params = [window.share.seq.request.params for window in windows]
+        params = [seq.request.params for seq in sequences]
 
         def column(values: list[float]) -> Tensor:
             return place(np.array(values, dtype=np.float32), device)
@@ -126,13 +126,6 @@ def penalised(
 def _has_penalty(request: Request) -> bool:
     p = request.params
     return p.repetition_penalty != 1 or p.presence_penalty != 0 or p.frequency_penalty != 0
-
-
-def _history(share: SequenceStep) -> tuple[IntArray, IntArray]:
-    """The distinct tokens of prompt and output, and how often the output has each."""
-    seq = share.seq
-    ids, places = np.unique(np.array(seq.token_ids, dtype=np.int64), return_inverse=True)
-    return ids, np.bincount(places[seq.num_prompt :], minlength=len(ids))
 
 
 def _widened(values: IntArray, width: int) -> IntArray:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from engine.api import Finish, FinishReason, Request, SpeculationStats, TokenLogprob
+from engine.token_history import TokenHistory
 from kv_pool import PageTable
 
 
@@ -34,6 +35,10 @@ class SequenceState:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     admitted_at: float | None = None
     first_token_at: float | None = None
+    history: TokenHistory = field(init=False)  # counts token_ids for who asks; no state of its own
+
+    def __post_init__(self) -> None:
+        self.history = TokenHistory(num_prompt=self.num_prompt)
 
     @property
     def num_prompt(self) -> int:
