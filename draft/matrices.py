@@ -2,8 +2,8 @@
 
 A draft round on a CPU is mostly reading: of half as many bytes, in half the time. Products widen
 what they read, so a matrix that was stored in bfloat16 loses nothing by lying there in bfloat16.
-Activations, norms, biases, embeddings and the confidence head are few numbers, and stay as they
-are.
+Activations, norms, biases and the confidence head are few numbers, and so is what is read of the
+embedding: they may be float32 beside it.
 """
 
 from collections.abc import Mapping
@@ -23,6 +23,19 @@ def hold_matrices(network: DSparkNetwork, dtype: torch.dtype) -> None:
         for layer in matrices(network).values():
             if layer.weight.dtype != dtype:
                 layer.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
+
+
+def widen_the_rest(network: DSparkNetwork) -> None:
+    """Activations, norms, biases and W1 in float32, beside matrices and embedding as they are."""
+    staying = {id(layer.weight) for layer in matrices(network).values()}
+    staying.add(id(network.embed_tokens.weight))
+    with torch.inference_mode(False), torch.no_grad():
+        for module in network.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                is_plain = type(parameter) is nn.Parameter and id(parameter) not in staying
+                if is_plain and parameter.dtype != torch.float32:
+                    wide = nn.Parameter(parameter.detach().float(), requires_grad=False)
+                    setattr(module, name, wide)
 
 
 def loses_nothing(network: DSparkNetwork, dtype: torch.dtype) -> bool:

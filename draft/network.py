@@ -65,7 +65,7 @@ class DSparkNetwork(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations; a quantised weight may have another."""
+        """Of activations; matrices and the embedding may have another."""
         return self.norm.weight.dtype
 
     @property
@@ -86,7 +86,7 @@ class DSparkNetwork(nn.Module):
         self, ids: Int[Tensor, "B N"], positions: Int[Tensor, "B N"], block: BlockAttend
     ) -> Float[Tensor, "B N E"]:
         """Run the blocks, all slots in one flat row; the result is after the final norm."""
-        x: Tensor = self.embed_tokens(ids.flatten())  # (B * N, E)
+        x: Tensor = self.embed_tokens(ids.flatten()).to(self.dtype)  # (B * N, E)
         rotations = self.rotations(positions.flatten())
         for layer in self.layers:
             x = layer(x, rotations, block)

@@ -286,7 +286,7 @@ def _make_pool(
         target_dtype=target.dtype,
         num_draft_layers=draft.config.num_layers if draft is not None else 0,
         draft_shape=draft.config.kv_shape if draft is not None else None,
-        draft_dtype=target.dtype,
+        draft_dtype=draft.network.dtype if draft is not None else None,
         device=device,
     )
 

@@ -3,7 +3,7 @@
 import torch
 
 from draft import DSparkNetwork, widening_linear
-from draft.matrices import hold_matrices, loses_nothing
+from draft.matrices import hold_matrices, loses_nothing, widen_the_rest
 from engine.config import EngineConfig
 from engine.errors import LoadError
 from engine.native.linear import speed_up
@@ -22,7 +22,8 @@ def choose_precision(
     """Hold the draft's matrices as speculative.draft_dtype says, and make its layers widen them.
 
     auto narrows beside a float32 target where there are native kernels to read them and the
-    checkpoint's own matrices lose nothing. Raises LoadError when the setting cannot be had.
+    checkpoint's own matrices lose nothing. Beside a bfloat16 target such kernels compute in
+    float32, from the same bfloat16 matrices. Raises LoadError when the setting cannot be had.
     """
     dtype = _dtype(config, network, has_kernels=native is not None)
     if dtype != network.dtype and (network.dtype != torch.float32 or device.type != "cpu"):
@@ -32,6 +33,8 @@ def choose_precision(
             "a float32 target are for the CPU)"
         )
     hold_matrices(network, dtype)
+    if native is not None and dtype == _NARROW:
+        widen_the_rest(network)
     speed_up(network, native.linear if native is not None else widening_linear)
 
 

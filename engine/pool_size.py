@@ -39,7 +39,7 @@ def plan_pool(
         target.dtype,
         draft.config.num_layers if draft is not None else 0,
         draft.config.kv_shape if draft is not None else None,
-        target.dtype,
+        draft.network.dtype if draft is not None else None,
     )
     target_bytes = parameter_bytes(target.model)
     draft_bytes = parameter_bytes(draft.network, besides=target.model) if draft is not None else 0

@@ -98,7 +98,8 @@ class SpeculativeSection(Section):
         "auto",
         description="Number format in which the draft's matrices lie in memory; auto is "
         "model.dtype, but bfloat16 beside a float32 target on CPU if the checkpoint's own lose "
-        "nothing by it. Products are in model.dtype all the same; the head's copy is rounded.",
+        "nothing by it (the head's copy is rounded). Native kernels compute in float32 whatever "
+        "it is.",
     )
     allow_other_target: bool = Field(
         False,

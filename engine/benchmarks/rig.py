@@ -50,6 +50,7 @@ class Rig:
         assert self._built.draft is not None
         network = self._built.draft.network
         hidden = self._hidden(network.config.block_size, network.config.hidden_size)
+        hidden = hidden.to(network.dtype)
         return lambda: network.base_logits(hidden[None])
 
     def context_write(self, *, rows: int) -> Case:

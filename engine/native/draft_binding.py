@@ -99,7 +99,7 @@ def bind(network: DSparkNetwork, pool: KVPool, kernels: Kernels) -> Binding:
         num_positions=min(a.rotary.num_positions for a in network.attentions),
         eps=config.rms_norm_eps,
         layers=ctypes.addressof(layers),
-        embedding=keeper.tensor("embed_tokens", network.embed_tokens.weight),
+        **_embedding(network, keeper),
         final_norm=keeper.norm("norm", network.norm),
         lm_head=keeper.linear("lm_head", network.lm_head),
         chain=chain,
@@ -131,6 +131,13 @@ def _layer(layer: DraftLayer, keys: Tensor, values: Tensor, keeper: "_Keeper") -
         keys=keeper.tensor(f"{at} keys", keys),
         values=keeper.tensor(f"{at} values", values),
     )
+
+
+def _embedding(network: DSparkNetwork, keeper: "_Keeper") -> dict[str, int]:
+    weight = network.embed_tokens.weight
+    field = "narrow_embedding" if weight.dtype == torch.bfloat16 else "embedding"
+    dtype = torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float32
+    return {field: keeper.tensor("embed_tokens", weight, dtype)}
 
 
 def _chain(network: DSparkNetwork, keeper: "_Keeper") -> tuple[ChainStruct, str | None]:

@@ -46,6 +46,7 @@ class NativeContext:
             return False
         if any(map(len, (fc._forward_hooks, fc._forward_pre_hooks))):
             return False
+        aux_hidden = aux_hidden.to(network.dtype)
         kernel = self._kernels.draft_context.get(fc.weight.dtype)
         floats = (aux_hidden, norm.weight, stacked.norm, table, pool.draft_keys, pool.draft_values)
         if kernel is None or not all(map(is_readable, floats)):

@@ -35,7 +35,9 @@ struct Draft {
   int64_t mask_id, num_tokens, num_pool_slots, num_positions;  // ids, slots, positions below these
   double eps;
   const DraftLayer<W> *layers;
-  const float *embedding, *final_norm;
+  const float *embedding;                // [num_tokens, E]; null where it is the other one
+  const bfloat16 *narrow_embedding;
+  const float *final_norm;
   const W *lm_head;
   Chain<W> chain;
 };
@@ -89,7 +91,11 @@ struct Drafter {
     for (int64_t t = rank; t < num_rows(); t += size) {
       const int64_t b = t / model.num_slots;
       const int64_t id = t % model.num_slots == 0 ? round.anchor_ids[b] : model.mask_id;
-      __builtin_memcpy(round.x + t * E, model.embedding + id * E, E * sizeof(float));
+      float *x = round.x + t * E;
+      if (model.embedding)
+        __builtin_memcpy(x, model.embedding + id * E, E * sizeof(float));
+      else
+        for (int64_t i = 0; i < E; i++) x[i] = as_float(model.narrow_embedding[id * E + i]);
     }
   }
 

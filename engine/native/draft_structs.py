@@ -40,7 +40,7 @@ class DraftStruct(ctypes.Structure):
         *counts("num_layers hidden num_heads num_kv_heads head_dim inner"),
         *counts("num_slots first_slot mask_id num_tokens num_pool_slots num_positions"),
         *reals("eps"),
-        *pointers("layers embedding final_norm lm_head"),
+        *pointers("layers embedding narrow_embedding final_norm lm_head"),
         ("chain", ChainStruct),
     ]
 

@@ -1,5 +1,6 @@
 """A draft's matrices may lie in bfloat16 beside a float32 target: half the bytes, the same text."""
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from engine.errors import LoadError
 from engine.native.draft_context import NativeContext
 from engine.native.draft_round import NativeRound
 from engine.native.linear import as_loaded, native_linear, speed_up
-from engine.target_loading import describe_target
+from engine.target_loading import LoadedTarget, describe_target
 from tests.draft.serving import Served, prompts_of
 from tests.draft.tiny import new_pool, random_network, reference_attention, tiny_config
 from tests.engine.native.kernels import kernels_or_skip
@@ -222,6 +223,37 @@ def test_narrow_matrices_take_half_the_memory_and_the_plan_says_so(tmp_path: Pat
         if layer is not wide.draft.network.lm_head:
             expected -= layer.weight.nbytes // 2
     assert narrow.memory.draft_bytes - wide.memory.draft_bytes == expected
+
+
+def test_beside_a_bfloat16_target_a_draft_is_native_and_computes_in_float32(
+    tmp_path: Path,
+) -> None:
+    kernels_or_skip()
+    model = tiny_model("llama").to(torch.bfloat16)
+    asked = prompts(3, vocab=VOCAB)
+
+    def target() -> LoadedTarget:
+        return describe_target(copy.deepcopy(model), max_len=160, dtype=torch.bfloat16)
+
+    alone = run_all(tiny_engine(target=target()), greedy_requests(asked, 20))
+    built = _engine(tmp_path / "a", target=target())
+    by_pytorch = _engine(tmp_path / "b", target=target(), native_kernels="off")
+    assert built.draft is not None
+    network = built.draft.network
+    assert _matrices(built) == torch.bfloat16
+    assert network.dtype == built.pool.draft_keys.dtype == torch.float32
+    assert by_pytorch.pool.draft_keys.dtype == torch.bfloat16
+    # What is the target's is still the target's, and nothing of it is copied.
+    head = built.target.parts.lm_head.get_parameter("weight")
+    embedding = built.target.parts.embedding.get_parameter("weight")
+    assert network.get_parameter("lm_head.weight").data_ptr() == head.data_ptr()
+    assert network.embed_tokens.weight.data_ptr() == embedding.data_ptr()
+    draft = built.engine.info.details["draft"]
+    assert isinstance(draft, dict)
+    assert draft["passes"]["path"] == draft["passes"]["chain"] == "native"
+    assert built.proposer.context_kv_path == "stacked"
+    drafted = run_all(built, greedy_requests(asked, 20))
+    assert [drafted[str(i)][0] for i in range(3)] == [alone[str(i)][0] for i in range(3)]
 
 
 def test_what_a_device_or_a_target_does_not_read_is_refused(tmp_path: Path) -> None:
