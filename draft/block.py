@@ -21,7 +21,8 @@ class BlockSampling:
 class ChainMask(Protocol):
     """Which tokens some rows of a batch may say at all, asked while their tokens are picked.
 
-    Whoever asks waits for the device, if the rows' tokens lie on one.
+    It stands at one slot after the other. Whoever moves it waits for the device, if the rows'
+    tokens lie on one. A row that has said what it may not is past help, and may say anything.
     """
 
     @property
@@ -29,12 +30,23 @@ class ChainMask(Protocol):
         """Indices into the batch, without repetition."""
         ...
 
-    def allowed(self, k: int, previous_ids: Int[Tensor, "M"]) -> Bool[Tensor, "M V"]:
-        """What these rows may say in slot k; asked for every k in order, once.
+    def stand(self, k: int, previous_ids: Int[Tensor, "M"]) -> None:
+        """Go to slot k, for every k in order, once.
 
-        previous_ids are what they have said in slot k - 1 (their anchors for k = 0). A row that
-        has said what it may not is past help, and may say anything.
+        previous_ids are what the rows have said in slot k - 1 (their anchors for k = 0).
         """
+        ...
+
+    def allows(self, token_ids: Int[Tensor, "M"]) -> bool:
+        """Whether each row may say its one of these tokens in this slot."""
+        ...
+
+    def few(self, most: int) -> list[list[int]] | None:
+        """All that each row may say in this slot, if none may say more than `most` tokens."""
+        ...
+
+    def allowed(self) -> Bool[Tensor, "M V"]:
+        """All that each row may say in this slot."""
         ...
 
 

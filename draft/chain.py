@@ -38,11 +38,18 @@ def draft_chain(
     chain: list[Tensor] = []
     for k in range(base_logits.shape[1]):
         logits = base_logits[:, k]
+        if mask is not None:
+            mask.stand(k, previous)
+            said = mask.of_few(logits, head, hidden[:, k], previous) if draw is None else None
+            if said is not None:
+                previous = said
+                chain.append(said)
+                continue
         if head is not None:
             bias, state = head.bias(previous, hidden[:, k], state)
             logits = logits + bias
         if mask is not None:
-            logits = mask.slot(k, logits, previous)
+            logits = mask.rule(logits)
         chosen = logits.argmax(dim=-1)
         if draw is not None:
             chosen = draw.slot(k, logits, chosen)

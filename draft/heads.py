@@ -41,6 +41,15 @@ class MarkovHead(nn.Module):
         feature, state = self._feature(self.embed(previous_ids), hidden, state)
         return self.markov_w2(feature), state
 
+    def bias_of(
+        self, words: Int[Tensor, "n"], previous_id: Int[Tensor, ""], hidden: Float[Tensor, "E"]
+    ) -> Float[Tensor, "n"] | None:
+        """`bias` of one row for some of its words alone; None where that cannot be told apart."""
+        feature, state = self._feature(self.embed(previous_id)[None], hidden[None], None)
+        if state is not None or type(self.markov_w2) is not nn.Linear:
+            return None
+        return self.markov_w2.weight[words].to(feature.dtype) @ feature[0]
+
     def state_after(
         self, previous_ids: Int[Tensor, "B"], hidden: Float[Tensor, "B E"]
     ) -> Float[Tensor, "B r"] | None:

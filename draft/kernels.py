@@ -38,7 +38,7 @@ class BlockKernel(Protocol):
         ...
 
     def run(self, request: BlockRequest) -> BlockPass | None:
-        """The pass, with its tokens where every row takes the argmax of all there are.
+        """The pass, with its tokens where every row takes the argmax, masks left aside.
 
         None: do it without me.
 

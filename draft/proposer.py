@@ -14,7 +14,7 @@ from draft.chain import draft_chain
 from draft.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
 from draft.kernels import BlockKernel, BlockPass, ContextKernel
 from draft.linear import LinearFunction
-from draft.masking import MaskedChain
+from draft.masking import MaskedChain, keeps_to
 from draft.network import DSparkNetwork
 from kv_pool import AttentionBackend, AttentionPlan, KVPool
 
@@ -129,7 +129,9 @@ class DSparkProposer:
         done = self._kernel.run(request) if self._kernel is not None else None
         if done is None:
             done = self.run_block(request)
-        if done.draft_ids is not None:
+        if done.draft_ids is None:
+            return self._pick(request, done)
+        if request.mask is None or keeps_to(request.mask, done.draft_ids, request.anchor_ids):
             return DraftBlock(done.draft_ids, None, done.confidence_logits)
         return self._pick(request, done)
 

@@ -49,18 +49,34 @@ class DraftMasks:
     def rows(self) -> Int[Tensor, " M"]:
         return self._rows
 
-    def allowed(self, k: int, previous_ids: Int[Tensor, " M"]) -> Bool[Tensor, "M V"]:
-        if k > 0:
-            self._go_on(previous_ids.tolist())
-        for chain, words in zip(self._chains, self._words, strict=True):
-            assert chain.is_lost or len(chain.said) == k, (k, chain.said)
+    def stand(self, k: int, previous_ids: Int[Tensor, " M"]) -> None:
+        """Slot 0 begins anew."""
+        for chain, token_id, words in zip(
+            self._chains, previous_ids.tolist(), self._words, strict=True
+        ):
+            if k == 0:
+                chain.said, chain.is_lost = [], False
+            elif not chain.is_lost and is_allowed(token_id, words):
+                chain.said.append(token_id)
+            else:
+                chain.is_lost = True
             words[:] = EVERYTHING if chain.is_lost else 0
             if not chain.is_lost:
+                assert len(chain.said) == k, (k, chain.said)
                 chain.mask.fill(chain.said, words)
-        return unpack(to_device(self._words, previous_ids.device), vocab_size=self._vocab_size)
 
-    def _go_on(self, previous_ids: Sequence[int]) -> None:
-        for chain, token_id, words in zip(self._chains, previous_ids, self._words, strict=True):
-            chain.is_lost = chain.is_lost or not is_allowed(token_id, words)
-            if not chain.is_lost:
-                chain.said.append(token_id)
+    def allows(self, token_ids: Int[Tensor, " M"]) -> bool:
+        pairs = zip(token_ids.tolist(), self._words, strict=True)
+        return all(is_allowed(token_id, words) for token_id, words in pairs)
+
+    def few(self, most: int) -> list[list[int]] | None:
+        found = []
+        for words in self._words:
+            if np.bitwise_count(words).sum() > most or not words.any():
+                return None
+            bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+            found.append(np.flatnonzero(bits[: self._vocab_size]).tolist())
+        return found
+
+    def allowed(self) -> Bool[Tensor, "M V"]:
+        return unpack(to_device(self._words, self._rows.device), vocab_size=self._vocab_size)

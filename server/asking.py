@@ -14,6 +14,7 @@ from server.schemas import MAX_PROMPTS, Message, SamplingFields
 from server.text import NO_EXTRAS, ChatExtras, ChatTemplateError, TextCodec
 
 _GREEDY_BELOW = 1e-5  # a temperature so small that dividing by it leaves float32's range
+_UNIFORM_ABOVE = 1e30  # one so large that nothing is left of a logit; float32 ends at 3e38
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ class Asker:
         top_k = int(self._number(fields.top_k, "top_k"))
         return SamplingParams(
             max_new_tokens=max_new_tokens,
-            temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
+            temperature=min(temperature, _UNIFORM_ABOVE) if temperature >= _GREEDY_BELOW else 0.0,
             top_k=top_k if top_k < self._info.vocab_size else -1,
             top_p=self._number(fields.top_p, "top_p"),
             min_p=self._number(fields.min_p, "min_p"),

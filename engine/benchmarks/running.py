@@ -12,6 +12,7 @@ from engine.benchmarks.against_transformers import compare_transformers
 from engine.benchmarks.arms import Report, num_reports
 from engine.benchmarks.calibrating import CalibrationOutcome, calibrate, check_can_calibrate
 from engine.benchmarks.circumstances import Start, circumstances
+from engine.benchmarks.grammar import NUM_ARMS, MasksFor, compare_grammars
 from engine.benchmarks.greedy_identity import verify_greedy_identity
 from engine.benchmarks.profiling import measure_profile
 from engine.benchmarks.reliability import PLOT_NAME, draw_reliability
@@ -28,7 +29,7 @@ from engine.machine import cpu_name
 from engine.recording import StepRecorder
 from engine.resolve import configure_threads, resolve_device
 
-Compare = Literal["speculation", "stacked", "transformers"]
+Compare = Literal["speculation", "stacked", "transformers", "grammar"]
 
 _REPETITIONS = 100  # of each context write
 _BLOCK_ROOM = 64  # tokens; more than any draft's block takes behind a sequence
@@ -67,8 +68,11 @@ def run_benchmark(
     workload: Workload,
     trials: int,
     report: Report,
+    masks_for: MasksFor | None = None,
 ) -> Measurement:
     """Measure the engine of a config, or compare two ways to run it.
+
+    masks_for makes the grammars that compare="grammar" follows; it is needed there.
 
     Raises LoadError for models that cannot be served, and RequestRejected for a prompt that
     cannot be.
@@ -83,6 +87,11 @@ def run_benchmark(
             speculative = _load(sized, workload, device)
             plain = _without_draft(sized, speculative, device)
             return compare_speculation(plain, speculative, workload, trials=trials, report=report)
+        if compare == "grammar":
+            assert masks_for is not None, "a comparison of grammars brings them"
+            built = _load(config, workload, device)
+            masks = masks_for(built.engine.info)
+            return compare_grammars(built, workload, masks, trials=trials, report=report)
         if compare == "transformers":
             sized = sized_for_two(config, workload, device)
             built = _load(sized, workload, device)
@@ -123,7 +132,8 @@ def run_profile(
 
 def benchmark_reports(compare: Compare | None, *, trials: int, has_draft: bool = True) -> int:
     """How often `run_benchmark` reports that something begins."""
-    num_arms = {None: 1, "transformers": 2 + has_draft}.get(compare, 2)
+    arms = {None: 1, "transformers": 2 + has_draft, "grammar": NUM_ARMS}
+    num_arms = arms.get(compare, 2)
     return num_reports(num_arms=num_arms, trials=trials) + (compare == "stacked")
 
 

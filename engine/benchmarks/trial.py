@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.api import EngineSnapshot, Request, SamplingParams, SpeculationStats
+from engine.api import EngineSnapshot, Request, RowMask, SamplingParams, SpeculationStats
 from engine.benchmarks.prompts import EncodedPrompt
 from engine.benchmarks.statistics import latency_ms
 from engine.driving import RequestRun, drive
@@ -18,10 +18,16 @@ class Workload:
     prompts: tuple[EncodedPrompt, ...]
     params: SamplingParams
     concurrency: int  # requests open at once
+    make_mask: Callable[[], RowMask] | None = None  # one for each request
 
     def requests(self) -> list[Request]:
         return [
-            Request(f"bench-{i}", prompt.token_ids, self.params)
+            Request(
+                f"bench-{i}",
+                prompt.token_ids,
+                self.params,
+                row_mask=self.make_mask() if self.make_mask is not None else None,
+            )
             for i, prompt in enumerate(self.prompts)
         ]
 

@@ -56,8 +56,7 @@ class NativeRound:
         num_sequences = len(request.context_lens)
         if num_sequences > self._max_sequences or not self._is_bound():
             return None
-        is_plain = request.sampling is None and request.mask is None
-        picks = is_plain and self.chain_reason is None
+        picks = request.sampling is None and self.chain_reason is None
         draft_ids, confidence = self._results(num_sequences) if picks else (None, None)
         if not self._call(request, draft_ids, confidence):
             self._binding = bind(self._network, self._pool, self._kernels)

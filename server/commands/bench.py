@@ -2,7 +2,9 @@
 
 --compare speculation holds speculation against plain decoding of the same target; --compare
 stacked holds the stacked context write against the per-layer one, alone and end to end; --compare
-transformers holds this engine, plain and with its draft, against transformers' generate. --profile
+transformers holds this engine, plain and with its draft, against transformers' generate; --compare
+grammar holds answers that keep to a JSON schema, and free text under a grammar that allows all of
+it, against free text. --profile
 tells where the time of a round goes, and how far each part is from the time of reading its bytes at
 the bandwidth that is measured beside it. Arms take turns; numbers are medians, with minimum and
 maximum. The last line is JSON. The exit code is 1 when arms that must say the same do not. See
@@ -11,6 +13,7 @@ benchmarks/README.md."""
 import argparse
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from engine import SamplingParams
@@ -37,7 +40,8 @@ if TYPE_CHECKING:
     from server.benchmarks.front import FrontCosts
 
 USAGE = (
-    "dspark bench --config FILE [--compare speculation|stacked|transformers | --profile] [options]"
+    "dspark bench --config FILE [--compare speculation|stacked|transformers|grammar | --profile] "
+    "[options]"
 )
 
 _ENOUGH_TRIALS = 3
@@ -75,10 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command="bench")
     parser.add_argument(
         "--compare",
-        choices=("speculation", "stacked", "transformers"),
+        choices=("speculation", "stacked", "transformers", "grammar"),
         metavar="WHAT",
         help="speculation: against plain decoding; stacked: against the per-layer context write; "
-        "transformers: against transformers' own generate, one stream",
+        "transformers: against transformers' own generate, one stream; grammar: a JSON schema "
+        "against free text",
     )
     parser.add_argument(
         "--profile",
@@ -118,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
 
     from engine.benchmarks.running import benchmark_reports, run_benchmark  # heavy: loads torch
     from engine.benchmarks.trial import Workload
+    from server.benchmarks.grammar import masks_for
 
     params = SamplingParams(
         max_new_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed
@@ -132,6 +138,9 @@ def run(args: argparse.Namespace) -> int:
             workload=Workload(ready.encoded, params, args.concurrency),
             trials=args.trials,
             report=report,
+            masks_for=partial(
+                masks_for, ready.text, timeout_s=settings.server.grammar_timeout_s
+            ),
         )
     return publish(
         measurement,
@@ -181,6 +190,7 @@ def title(args: argparse.Namespace, prompts: tuple[Prompt, ...]) -> str:
         "speculation": "speculation against plain decoding",
         "stacked": "stacked against per-layer context write",
         "transformers": "this engine against transformers' generate",
+        "grammar": "answers under a grammar against free text",
     }
     trials = "1 trial" if args.trials == 1 else f"{args.trials} trials"
     return (

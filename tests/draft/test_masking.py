@@ -9,25 +9,38 @@ from torch import Tensor
 
 from draft.block import BlockSampling
 from draft.chain import draft_chain
-from draft.masking import MaskedChain
+from draft.heads import build_markov_head
+from draft.masking import MaskedChain, keeps_to
 from draft.vocabulary import DraftVocabulary
-from tests.draft.test_chain import KINDS, VOCAB, WIDTH, block, head_of, sampling_of
+from tests.draft.test_chain import HIDDEN, KINDS, VOCAB, WIDTH, block, head_of, sampling_of
 
 
 @dataclass
 class Rule:
-    """A ChainMask: allows[k] are the tokens of slot k, the same for all of its rows."""
+    """A ChainMask: places[k] are the tokens of slot k, the same for all of its rows."""
 
     rows: Tensor
-    allows: list[set[int]]
+    places: list[set[int]]
     size: int = VOCAB
+    is_vast: bool = False  # few() says that it allows too much
     heard: list[list[int]] = field(default_factory=list)
 
-    def allowed(self, k: int, previous_ids: Tensor) -> Tensor:
+    def stand(self, k: int, previous_ids: Tensor) -> None:
+        self.heard = self.heard[:k]
         assert len(self.heard) == k
         self.heard.append(previous_ids.tolist())
+
+    def allows(self, token_ids: Tensor) -> bool:
+        return set(token_ids.tolist()) <= self.places[len(self.heard) - 1]
+
+    def few(self, most: int) -> list[list[int]] | None:
+        if self.is_vast:
+            return None
+        return [sorted(self.places[len(self.heard) - 1])] * len(self.rows)
+
+    def allowed(self) -> Tensor:
         words = torch.zeros(len(self.rows), self.size, dtype=torch.bool)
-        words[:, sorted(self.allows[k])] = True
+        words[:, sorted(self.places[len(self.heard) - 1])] = True
         return words
 
 
@@ -43,7 +56,7 @@ def test_masked_rows_take_the_best_of_what_is_allowed_and_others_the_best_of_all
     assert torch.equal(ids[[0, 2]], plain[[0, 2]])
     for row in (3, 1):
         for k in range(WIDTH):
-            assert int(ids[row, k]) in rule.allows[k]
+            assert int(ids[row, k]) in rule.places[k]
     assert rule.heard == [
         anchors[[3, 1]].tolist(),
         ids[[3, 1], 0].tolist(),
@@ -66,13 +79,51 @@ def test_masked_rows_draw_from_the_rest_of_their_distribution() -> None:
     )
     assert probs is not None
     for k in range(WIDTH):
-        allowed = sorted(rule.allows[k])
+        allowed = sorted(rule.places[k])
         expected = torch.softmax(logits[0, k, allowed].double() / 1.3, -1)
         torch.testing.assert_close(probs[7, k, allowed].double(), expected, atol=1e-6, rtol=0)
         assert probs[7, k].sum() == pytest.approx(1.0)
         counts = torch.bincount(ids[:, k], minlength=VOCAB)[allowed]
         assert counts.sum() == num
         assert stats.chisquare(counts, expected / expected.sum() * num).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+@pytest.mark.parametrize("target_ids", [None, (1, 3, 5, 7, 9)])
+def test_a_choice_of_few_is_the_choice_of_the_whole_row(
+    kind: str | None, target_ids: tuple[int, ...] | None
+) -> None:
+    places = [{1, 3, 4, 9}, {0, 2, 3, 7}, {5, 7, 8}]
+    vocabulary = None if target_ids is None else _words(*target_ids)
+    hidden, logits, anchors = block(6, 10 if vocabulary is None else 5)
+    head = None
+    if kind is not None:
+        head = build_markov_head(
+            kind,  # type: ignore[arg-type]
+            vocab_size=10,
+            rank=4,
+            hidden_size=HIDDEN,
+            num_outputs=logits.shape[2],
+        ).requires_grad_(False)
+    found = []
+    for is_vast in (False, True):
+        rule = Rule(torch.arange(6), places, size=10, is_vast=is_vast)
+        masked = MaskedChain(rule, vocabulary)
+        ids, _ = draft_chain(
+            head, hidden, logits, anchors, None, vocabulary=vocabulary, mask=masked
+        )
+        found.append(ids)
+    assert torch.equal(*found)
+    assert all(set(found[0][:, k].tolist()) <= places[k] for k in range(WIDTH))
+
+
+def test_a_block_keeps_to_a_mask_if_all_of_its_tokens_do() -> None:
+    anchors = torch.tensor([9, 8, 7])
+    block_ids = torch.tensor([[0, 3, 1], [4, 4, 4], [2, 3, 2]])
+    rule = Rule(torch.tensor([0, 2]), [{0, 2}, {3}, {1, 2}])
+    assert keeps_to(rule, block_ids, anchors)
+    assert rule.heard == [[9, 7], [0, 2], [3, 3]]
+    assert not keeps_to(Rule(torch.tensor([0, 1]), [{0, 4}, {3}, {1}]), block_ids, anchors)
 
 
 def _words(*target_ids: int) -> DraftVocabulary:

@@ -145,14 +145,20 @@ def test_masks_of_a_batch_are_asked_each_along_its_own_chain() -> None:
     found = DraftMasks.of(shares, vocab_size=10, device=device)
     assert found is not None
     assert found.rows.tolist() == [0, 2]
-    first = found.allowed(0, torch.tensor([9, 9]))
-    assert [row.nonzero()[:, 0].tolist() for row in first] == [[1, 2], [5]]
-    second = found.allowed(1, torch.tensor([2, 0]))  # the second one says what it may not
-    assert second[0].nonzero()[:, 0].tolist() == [3]
-    assert second[1].all()
-    third = found.allowed(2, torch.tensor([3, 1]))
-    assert third[0].nonzero()[:, 0].tolist() == [4]
-    assert third[1].all()
+
+    def at(k: int, *previous_ids: int) -> list[list[int]]:
+        found.stand(k, torch.tensor(previous_ids))
+        return [row.nonzero()[:, 0].tolist() for row in found.allowed()]
+
+    everything = list(range(10))
+    for _ in range(2):  # slot 0 begins anew
+        assert at(0, 9, 9) == [[1, 2], [5]]
+        assert found.few(2) == [[1, 2], [5]]
+        assert found.few(1) is None
+        assert found.allows(torch.tensor([1, 5]))
+        assert not found.allows(torch.tensor([1, 1]))
+        assert at(1, 2, 0) == [[3], everything]  # the second one says what it may not
+        assert at(2, 3, 1) == [[4], everything]
     assert DraftMasks.of(shares[1:2], vocab_size=10, device=device) is None
 
 

@@ -234,7 +234,9 @@ def test_a_stop_string_still_cuts_a_grammar_short(service: TinyService) -> None:
     assert answer["usage"]["completion_tokens"] == 4
 
 
-@pytest.mark.parametrize("options", [{"ignore_eos": True}, {"min_tokens": 9}, {"top_k": 1}])
+@pytest.mark.parametrize(
+    "options", [{"ignore_eos": True}, {"min_tokens": 9}, {"top_k": 1}, {"temperature": 1e308}]
+)
 def test_a_finished_grammar_ends_the_answer_whatever_else_is_asked(
     service: TinyService, options: dict[str, Any]
 ) -> None:
