@@ -185,7 +185,8 @@ class Standings:
 
 def _describe(load: Load) -> str:
     streams = "1 stream" if load.streams == 1 else f"{load.streams} streams"
-    return f"{streams}, {load.num_prompts} prompts"
+    prompts = "1 prompt" if load.num_prompts == 1 else f"{load.num_prompts} prompts"
+    return f"{streams}, {prompts}"
 
 
 def _speed_ratio(report: ServedReport, name: str, peer: str) -> Spread | None:
