@@ -183,6 +183,7 @@ def _measure_step(
         target_dtype=target.dtype,
         num_draft_layers=draft.config.num_layers if draft is not None else 0,
         draft_shape=draft.config.kv_shape if draft is not None else None,
+        draft_dtype=draft.network.dtype if draft is not None else None,
         device=device,
     )
     tap_layers = draft.config.tap_layers if draft is not None else ()
