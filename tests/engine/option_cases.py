@@ -7,6 +7,7 @@ possible reading of the stops. What transformers lacks is written down here toke
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,10 +17,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from llguidance import LLMatcher, LLTokenizer
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from engine import Request, SamplingParams
 from engine.target_loading import LoadedTarget, by_transformers_alone
+from server.grammars.following import GrammarMask
+from server.grammars.limits import LIMITS
+from server.grammars.vocabulary import grammar_tokenizer
+from server.grammars.writing import joined, written_part
 from server.stops import StopStrings, StopTable
 from server.text import IncrementalDecoder
 from tests.engine.tiny_models import VOCAB, tiny_target
@@ -65,6 +71,39 @@ class ByParity:
         return False
 
 
+# Even and odd letters in pairs, as often as you like; ends of text are no letters to a grammar.
+# ASCII and others are mixed, so that no letters have a first byte in common that a single token
+# would have to be.
+_LETTERS = [chr(33 + t) if t < 90 else chr(0x4E00 + t) for t in range(VOCAB)]
+_EVEN, _ODD = (
+    "".join(re.escape(c) for t, c in enumerate(_LETTERS) if t % 2 == odd and t not in EOS_IDS)
+    for odd in (0, 1)
+)
+_PAIRS = f"([{_EVEN}]{{2}}[{_ODD}]{{2}})+"
+
+
+@cache
+def _grammar() -> tuple[LLMatcher, LLTokenizer]:
+    tokens = [None if t in EOS_IDS else _LETTERS[t].encode() for t in range(VOCAB)]
+    tokenizer = grammar_tokenizer(tokens, sorted(EOS_IDS), lambda text: [])
+    grammar = joined({"answer": written_part("regex", _PAIRS)})
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS), tokenizer
+
+
+def grammar_mask(ignore_eos: bool) -> GrammarMask:
+    template, tokenizer = _grammar()
+    return GrammarMask(
+        template=template, tokenizer=tokenizer, eos_ids=sorted(EOS_IDS), ignore_eos=ignore_eos
+    )
+
+
+def _in_pairs(place: int, token_id: int, *, ignore_eos: bool) -> bool:
+    """The same rule in plain words: what may be said at this place of an answer."""
+    if token_id in EOS_IDS:
+        return place > 0 and place % 4 == 0 and not ignore_eos
+    return token_id % 2 == place // 2 % 2
+
+
 @dataclass(frozen=True)
 class Option:
     """One option. `stops` chooses stops from the text that the other options give."""
@@ -108,7 +147,11 @@ OPTIONS = (
         "of each token of the prompt",
         {"num_logprobs": 2, "prompt_logprobs_from": 0},
     ),
-    Option("row mask", "a rule over token ids, such as a grammar's (`RowMask`)", is_masked=True),
+    Option(
+        "structured output",
+        "JSON schema, regex, EBNF, choice or a call of a tool (`RowMask`; here a regex)",
+        is_masked=True,
+    ),
 )
 
 
@@ -136,7 +179,7 @@ class Asked:
             tuple(prompt),
             dataclasses.replace(self.params, **changes),
             stop_scanner=scanner if self.stop else None,
-            row_mask=ByParity() if self.is_masked else None,
+            row_mask=grammar_mask(self.params.ignore_eos) if self.is_masked else None,
             choice=self.choice,
         )
 
@@ -180,6 +223,7 @@ def reference(asked: Asked, prompt: tuple[int, ...]) -> tuple[list[int], list[to
         p.min_new_tokens,
         stops,
         asked.is_masked,
+        p.ignore_eos,
     )
     for length in range(1, len(ids) + 1):
         said = letters(ids[:length])
@@ -199,12 +243,14 @@ def _generated(
     min_new_tokens: int,
     stops: frozenset[int],
     is_masked: bool,
+    ignore_eos: bool,
 ) -> tuple[tuple[int, ...], tuple[torch.Tensor, ...]]:
     ids = torch.tensor([list(prompt)])
     penalties = OpenAIPenalties(len(prompt), presence=presence, frequency=frequency)
 
     def allowed(_: int, said: torch.Tensor) -> list[int]:
-        return [t for t in range(VOCAB) if ByParity.allows(len(said) - len(prompt), t)]
+        place = len(said) - len(prompt)
+        return [t for t in range(VOCAB) if _in_pairs(place, t, ignore_eos=ignore_eos)]
 
     with by_transformers_alone(target().model, "sdpa"), torch.inference_mode():
         output = target().model.generate(  # type: ignore[operator]

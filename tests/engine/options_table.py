@@ -16,10 +16,10 @@ Generated from the cases of `tests/engine/test_options.py` by `make docs`; do no
 Every option of a request holds inside a draft block as it does in plain decoding: row by row
 along the draft, as if each draft token before the row had been said. The target's distribution p
 is the one that the options leave; the draft is drawn from its own q, which knows of them the
-temperature and the row mask. A draft token that the options make unlikely is rejected more often,
+temperature and the grammar. A draft token that the options make unlikely is rejected more often,
 and nothing else changes: judging by p is what makes the answer exact.
 
-Order: `logit_bias`, `repetition_penalty`, `frequency_penalty` and `presence_penalty`, row mask,
+Order: `logit_bias`, `repetition_penalty`, `frequency_penalty` and `presence_penalty`, grammar,
 `min_tokens`; then temperature, `top_k`, `top_p`, `min_p`. That is transformers' order, where it
 has them. `min_tokens` gives way where nothing but a stop is left to say, as at the end of a
 grammar.
