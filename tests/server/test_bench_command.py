@@ -106,6 +106,19 @@ def test_comparing_the_context_writes_prints_both_paths(
     assert found["accept_lengths_agree"] is True
 
 
+def test_comparing_grammars_prints_what_following_costs(
+    pair: TinyPair, asked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Random weights say ids that are no text, which a regex of any text does not allow.
+    assert bench(pair, asked, "--compare", "grammar") == 1
+    *table, last = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("any text ") for line in table)
+    found = json.loads(last)
+    assert list(found["arms"]) == ["free", "any text", "grammar"]
+    assert found["token_ids_identical"] is False
+    assert found["grammar_to_free"]["median"] > 0
+
+
 def test_comparing_with_transformers_prints_three_arms(
     pair: TinyPair, asked: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
