@@ -138,9 +138,7 @@ def run(args: argparse.Namespace) -> int:
             workload=Workload(ready.encoded, params, args.concurrency),
             trials=args.trials,
             report=report,
-            masks_for=partial(
-                masks_for, ready.text, timeout_s=settings.server.grammar_timeout_s
-            ),
+            masks_for=partial(masks_for, ready.text, timeout_s=settings.server.grammar_timeout_s),
         )
     return publish(
         measurement,
