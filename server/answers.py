@@ -164,8 +164,8 @@ class Answers:
                 echo = ask.echo
                 is_queued = partial(self._engine.is_queued, request.request_id)
                 async for event in in_time(events, self._limits, is_queued=is_queued):
-                    if mask is not None and mask.error is not None:
-                        raise _lost_grammar(mask.error)
+                    if ask.grammar and mask is not None and mask.error is not None:
+                        raise _lost_grammar(mask.error, field=ask.grammar.field)
                     seconds = clock.saw(event)
                     for part in _one_by_one(event) if token_by_token else (event,):
                         yield _delta(part, answer, seconds, echo=echo)
@@ -187,9 +187,11 @@ class Answers:
             del self._running[engine_id]
 
 
-def _lost_grammar(why: str) -> ApiError:
+def _lost_grammar(why: str, *, field: str) -> ApiError:
     return ApiError(
-        f"the grammar could not be followed to its end: {why}", code="grammar_too_complex"
+        f"'{field}' could not be followed to its end: {why}",
+        param=field,
+        code="grammar_too_complex",
     )
 
 

@@ -2,15 +2,16 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from threading import Lock
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
+from engine import EngineBusy
 from server.errors import ApiError
 from server.grammars.asked import ANY_OBJECT, AskedGrammar
 from server.grammars.following import GrammarMask
@@ -23,6 +24,7 @@ from server.text import TextCodec
 
 _THREADS = 2  # grammars that are compiled at once
 _MOST_KEPT = 32
+_MOST_WAITING = 32  # for a thread
 _LONGEST_ERROR = 500  # characters of the library's words that are repeated
 
 
@@ -30,17 +32,26 @@ _LONGEST_ERROR = 500  # characters of the library's words that are repeated
 class Grammar:
     """A compiled grammar. Every choice of every answer follows it with a mask of its own."""
 
+    field: str  # the client's name for it
     matcher: LLMatcher  # at its beginning; copied, never moved
+    make: Callable[[], LLMatcher]
+    give_away: Callable[[], None]  # the next request compiles it anew
     tokenizer: LLTokenizer
     eos_ids: tuple[int, ...]
 
     def mask(self, *, ignore_eos: bool) -> GrammarMask:
         return GrammarMask(
             template=self.matcher,
+            afresh=self._made_again,
             tokenizer=self.tokenizer,
             eos_ids=self.eos_ids,
             ignore_eos=ignore_eos,
         )
+
+    def _made_again(self) -> LLMatcher:
+        """The copies of the kept one have used up what they may explore together."""
+        self.give_away()
+        return self.make()
 
 
 class GrammarCompiler:
@@ -60,15 +71,25 @@ class GrammarCompiler:
         self._probes = Probes(timeout_s=timeout_s)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammars")
         self._kept: OrderedDict[Frame, Grammar] = OrderedDict()
+        self._num_waiting = 0
         self._making_tokenizer = Lock()
 
     async def compile(self, frame: Frame) -> Grammar:
-        """Raises ApiError that names the field at fault, and the place inside a schema."""
+        """Raises ApiError that names the field at fault, and the place inside a schema.
+
+        Raises EngineBusy where too many others wait for theirs.
+        """
         if frame in self._kept:
             self._kept.move_to_end(frame)
-            return self._kept[frame]
+            return replace(self._kept[frame], field=_last(frame).field)
+        if self._num_waiting >= _MOST_WAITING:
+            raise EngineBusy(f"{self._num_waiting} grammars wait to be compiled; try again later")
         loop = asyncio.get_running_loop()
-        grammar = await loop.run_in_executor(self._threads, self._compiled, frame)
+        self._num_waiting += 1
+        try:
+            grammar = await loop.run_in_executor(self._threads, self._compiled, frame)
+        finally:
+            self._num_waiting -= 1
         self._kept[frame] = grammar
         while len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)
@@ -78,15 +99,20 @@ class GrammarCompiler:
         parts = {name: self._part(asked) for name, asked in frame.asked.items()}
         lark = frame.lark()
         whole = joined(parts if lark is None else {"whole": {"lark_grammar": lark}, **parts})
-        last = list(frame.asked.values())[-1]
+        last = _last(frame)
         if lark is not None:
             self._asked(last, {"grammar": whole})
-        matcher = LLMatcher(self._tokenizer, whole, log_level=0, limits=LIMITS)
-        grammar = Grammar(matcher, self._tokenizer, self._eos_ids)
+        make = partial(LLMatcher, self._tokenizer, whole, log_level=0, limits=LIMITS)
+        give_away = partial(self._forget, frame)
+        matcher = make()
+        grammar = Grammar(last.field, matcher, make, give_away, self._tokenizer, self._eos_ids)
         if matcher.is_error() or not grammar.mask(ignore_eos=True).can_begin:
             why = matcher.get_error() or "this model has no tokens for it"
             raise _refused(last, why)
         return grammar
+
+    def _forget(self, frame: Frame) -> None:
+        self._kept.pop(frame, None)
 
     def _part(self, asked: AskedGrammar) -> dict[str, Any]:
         try:
@@ -120,6 +146,11 @@ class GrammarCompiler:
             self._eos_ids,
             lambda text: self._text.encode(text, add_special_tokens=False),
         )
+
+
+def _last(frame: Frame) -> AskedGrammar:
+    """What a refusal of the whole names."""
+    return list(frame.asked.values())[-1]
 
 
 def _refused(asked: AskedGrammar, why: str, *, at: str = "") -> ApiError:

@@ -1,7 +1,7 @@
 """A grammar along one answer: the engine's RowMask over a matcher."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +20,24 @@ class GrammarMask:
     same; where nothing may, the answer has ended already. ignore_eos takes the end of text out:
     the answer goes on as long as the grammar does.
 
-    A grammar that turns out too complex while it is followed allows only to end; `error` says so.
+    Copies of a matcher share what the library lets them explore. Where the others have used it
+    up, this answer goes on with a matcher of its own, as if it had been alone from the beginning.
+    A grammar that is too complex even so allows only to end; `error` says so.
     """
 
     def __init__(
         self,
         *,
         template: LLMatcher,
+        afresh: Callable[[], LLMatcher],
         tokenizer: LLTokenizer,
         eos_ids: Sequence[int],
         ignore_eos: bool,
     ) -> None:
-        """template: a matcher at its beginning, which is copied."""
+        """template: a matcher at its beginning, which is copied; afresh makes one that shares
+        nothing, and is asked once at most."""
         self._template = template
+        self._afresh: Callable[[], LLMatcher] | None = afresh
         self._matcher = template.deep_copy()
         self._width = -(-tokenizer.vocab_size // 32)
         self._ends = _bits([*eos_ids, *tokenizer.eos_tokens], self._width)
@@ -61,8 +66,10 @@ class GrammarMask:
             self._matcher.consume_token(token_id)
             self._rows = {}
         if self._matcher.is_error():
-            self._give_up()
-            return True
+            why = self._matcher.get_error()
+            if not self._begin_anew() or self._matcher.is_error():
+                self._error = _first_words(why)
+                return True
         is_over = self._is_over()
         if is_over and self._error is None and not self._matcher.is_accepting():
             self._error = "it cannot be gone on with in this model's tokens"
@@ -84,6 +91,8 @@ class GrammarMask:
 
     def _row(self, draft_ids: Sequence[int]) -> Words:
         """What may follow; nothing where the draft has ended the answer."""
+        if self._error is not None:
+            return self._only_ends()
         num_shared = _num_shared(self._ahead, draft_ids)
         if num_shared == len(draft_ids) and num_shared in self._rows:
             return self._rows[num_shared]
@@ -93,9 +102,11 @@ class GrammarMask:
             self._ahead.append(token_id)
         row = self._computed()
         if self._matcher.is_error():
+            why = self._matcher.get_error()
+            if self._begin_anew():
+                return self._row(draft_ids)
             if not draft_ids:
-                self._give_up()
-            self._begin_anew()
+                self._error = _first_words(why)
             return self._only_ends()
         self._rows[len(draft_ids)] = row
         return row
@@ -114,14 +125,19 @@ class GrammarMask:
             del self._ahead[num_ahead:]
             self._rows = {k: row for k, row in self._rows.items() if k <= num_ahead}
 
-    def _give_up(self) -> None:
-        self._error = _first_words(self._matcher.get_error())
+    def _begin_anew(self) -> bool:
+        """Behind what is committed, with a matcher that has seen no error.
 
-    def _begin_anew(self) -> None:
-        """Behind what is committed, with a matcher that has seen no error."""
+        Whether that is the first one that shares nothing with other answers, so that what failed
+        may be tried again.
+        """
+        is_first = self._afresh is not None
+        if self._afresh is not None:
+            self._template, self._afresh = self._afresh(), None
         self._matcher = self._template.deep_copy()
         self._matcher.consume_tokens(self._committed)
         self._ahead, self._rows = [], {}
+        return is_first
 
     def _only_ends(self) -> Words:
         """Ends of text; anything, for a model that has none: the next token is the last."""

@@ -9,6 +9,7 @@ What passes here compiles in the server too, within the same limits.
 """
 
 import json
+import re
 import resource
 import sys
 from contextlib import suppress
@@ -49,21 +50,29 @@ class Prober:
         try:
             part = written_part(kind, text)
         except GrammarError as error:
-            return {"error": str(error)}
+            return {"error": str(error), "at": self._place_in(kind, text)}
         found = self._error(joined({"answer": part}))
         if found is None:
             return {"part": part}
-        at = self._place(json.loads(text)) if kind == "json_schema" else ""
-        return {"error": found, "at": at}
+        return {"error": found, "at": self._place_in(kind, text)}
 
     def _error(self, grammar: str) -> str | None:
         """Why a matcher cannot be made, or could say nothing; None if it can."""
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if not matcher.is_error():
-            allowed = matcher.compute_bitmask()
-            if any(allowed[: _Bytes.eos_token_id // 8]) and not matcher.is_error():
+            first = _first_allowed(matcher.compute_bitmask()[: _Bytes.eos_token_id // 8])
+            if first is not None:  # a step, and back: some grammars know no way back
+                matcher.consume_token(first)
+                matcher.rollback(1)
+            if first is not None and not matcher.is_error():
                 return None
         return _first_lines(matcher.get_error()) or "no text but the empty one keeps to it"
+
+    def _place_in(self, kind: str, text: str) -> str:
+        try:
+            return self._place(json.loads(text)) if kind == "json_schema" else ""
+        except RecursionError:
+            return ""  # nobody needs to be told where a schema is too deep
 
     def _place(self, schema: Any) -> str:
         tries = iter(range(_MOST_TRIES))
@@ -81,9 +90,13 @@ class Prober:
         return failing_place(schema, error_of)
 
 
+def _first_allowed(bits: bytes) -> int | None:
+    return next((8 * i + b for i, byte in enumerate(bits) for b in range(8) if byte >> b & 1), None)
+
+
 def _first_lines(error: str) -> str:
     """What is wrong, without the matcher's state that may follow."""
-    return error.partition("<state>")[0].strip()
+    return re.split(r"<state>|<non-verbose/>", error, maxsplit=1)[0].strip()
 
 
 def main() -> None:

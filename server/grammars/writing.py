@@ -16,6 +16,7 @@ from server.grammars.asked import GrammarKind
 
 # Between the parts of a JSON text: nothing, a space, or a new line with its indentation. More
 # would let a model that is at a loss say blanks for ever.
+_OPTIONS = "x-guidance"
 BLANKS = r"(\n[ \t]{0,32}| )?"
 
 
@@ -64,9 +65,13 @@ def _schema(text: str) -> dict[str, Any]:
     if text == "false":
         raise GrammarError("false allows no value")
     text = "{}" if text == "true" else text
+    _refuse_options(text)
     options = {"whitespace_pattern": BLANKS}
     try:
+        _refuse_counted_keys(json.loads(text))
         return _first(LLMatcher.grammar_from_json_schema(text, overrides=options))  # type: ignore[arg-type]
+    except RecursionError as error:
+        raise GrammarError("is nested too deeply") from error
     except ValueError as error:
         raise GrammarError(str(error)) from error
 
@@ -77,8 +82,29 @@ def _first(grammar: str) -> dict[str, Any]:
     return {key: value for key, value in part.items() if value is not None}
 
 
+def _refuse_options(text: str) -> None:
+    """The library reads options out of a schema, which would lift what is refused here."""
+    if _OPTIONS in text:
+        raise GrammarError(f"{_OPTIONS} is not accepted")
+
+
+def _refuse_counted_keys(schema: Any) -> None:
+    """The library lets an object say a key twice, which would count twice and be one in the end."""
+    if isinstance(schema, list):
+        for one in schema:
+            _refuse_counted_keys(one)
+    elif isinstance(schema, dict):
+        least, required = schema.get("minProperties"), schema.get("required")
+        if isinstance(least, int) and least > (len(required) if isinstance(required, list) else 0):
+            raise GrammarError("minProperties beyond the properties that are required")
+        for key, part in schema.items():
+            if key not in _VALUES:
+                _refuse_counted_keys(part)
+
+
 def _lark(text: str) -> str:
     """GBNF, which writes `::=`, as Lark; Lark as it is. Both are called EBNF by their users."""
+    _refuse_options(text)
     try:
         return any_to_lark(text)
     except RecursionError as error:
@@ -92,6 +118,7 @@ def _definitions(schema: Any) -> dict[str, Any]:
     return {n: schema[n] for n in names if isinstance(schema, dict) and n in schema}
 
 
+_VALUES = ("const", "enum", "default", "examples")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties")

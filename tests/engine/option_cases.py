@@ -93,7 +93,11 @@ def _grammar() -> tuple[LLMatcher, LLTokenizer]:
 def grammar_mask(ignore_eos: bool) -> GrammarMask:
     template, tokenizer = _grammar()
     return GrammarMask(
-        template=template, tokenizer=tokenizer, eos_ids=sorted(EOS_IDS), ignore_eos=ignore_eos
+        template=template,
+        afresh=template.deep_copy,
+        tokenizer=tokenizer,
+        eos_ids=sorted(EOS_IDS),
+        ignore_eos=ignore_eos,
     )
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from engine import EngineBusy
 from server.errors import ApiError
+from server.grammars import compiling
 from server.grammars.asked import MAX_CHARS, AskedGrammar, GrammarKind
 from server.grammars.compiling import Grammar, GrammarCompiler
 from server.grammars.framing import Frame
@@ -96,10 +98,10 @@ def test_a_grammar_is_compiled_once_and_forgotten_behind_thirty_two_others(
     compiler: GrammarCompiler,
 ) -> None:
     first = compiled(compiler, "regex", "once")
-    assert compiled(compiler, "regex", "once") is first
+    assert compiled(compiler, "regex", "once").matcher is first.matcher
     for i in range(32):
         compiled(compiler, "regex", f"other{i}")
-    assert compiled(compiler, "regex", "once") is not first
+    assert compiled(compiler, "regex", "once").matcher is not first.matcher
 
 
 def test_texts_and_choices_have_limits() -> None:
@@ -152,3 +154,62 @@ def test_a_hostile_grammar_is_refused_in_time_while_others_are_compiled(name: st
     assert hostile_s < 30
     assert friendly_s < 30
     assert asyncio.run(hurried.compile(Frame(AskedGrammar("f", "regex", "still there"))))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("json_schema", '{"x-guidance": {"lenient": true}, "type": "integer", "not": {}}'),
+        ("ebnf", 'start: %json {"x-guidance": {"lenient": true}, "type": "integer", "not": {}}'),
+    ],
+)
+def test_the_librarys_own_options_are_not_a_clients(
+    compiler: GrammarCompiler, kind: GrammarKind, text: str
+) -> None:
+    assert "x-guidance is not accepted" in refusal(compiler, kind, text)
+
+
+def test_a_number_of_keys_that_one_key_said_twice_would_reach_is_refused(
+    compiler: GrammarCompiler,
+) -> None:
+    counted = {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 2}
+    assert "minProperties" in refusal(compiler, "json_schema", json.dumps(counted))
+    assert "at /properties/a" in refusal(
+        compiler, "json_schema", json.dumps({"type": "object", "properties": {"a": counted}})
+    )
+    named = {"properties": {"a": {}, "b": {}}, "required": ["a", "b"]}
+    assert compiled(compiler, "json_schema", json.dumps({**counted, **named}))
+    assert compiled(compiler, "json_schema", json.dumps({"const": {"minProperties": 9}}))
+
+
+def test_a_grammar_that_knows_no_way_back_is_refused_before_it_begins(
+    compiler: GrammarCompiler,
+) -> None:
+    """A draft goes ahead along the grammar, and what is rejected is taken back."""
+    why = refusal(compiler, "ebnf", 'start: a "z"\na[stop="e", capture]: /.*/')
+    assert "rollback not supported" in why
+
+
+def test_where_many_grammars_wait_one_more_is_told_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiling, "_MOST_WAITING", 3)
+    crowded = GrammarCompiler(text=byte_codec(), vocab_size=NUM_IDS, eos_ids=[EOS], timeout_s=10.0)
+
+    async def crowd() -> list[Grammar | BaseException]:
+        frames = [Frame(AskedGrammar("f", "regex", f"a{{{i}}}")) for i in range(1, 6)]
+        tasks = (crowded.compile(frame) for frame in frames)
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    found = asyncio.run(crowd())
+    assert [type(one) for one in found] == [Grammar] * 3 + [EngineBusy] * 2
+    assert asyncio.run(crowd())  # and nothing is left waiting
+
+
+def test_a_refusal_along_the_way_names_the_field_of_whoever_asked(
+    compiler: GrammarCompiler,
+) -> None:
+    first = asyncio.run(compiler.compile(Frame(AskedGrammar("regex", "regex", "ab*"))))
+    second = asyncio.run(compiler.compile(Frame(AskedGrammar("guided_regex", "regex", "ab*"))))
+    assert (first.field, second.field) == ("regex", "guided_regex")
+    assert second.matcher is first.matcher

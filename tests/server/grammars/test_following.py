@@ -1,6 +1,7 @@
 """A mask along one answer: whatever is asked ahead, it says what a fresh matcher says."""
 
 import json
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from server.grammars.asked import GrammarKind
 from server.grammars.following import GrammarMask
@@ -40,7 +41,11 @@ def matcher_of(kind: GrammarKind, text: str, tokenizer: LLTokenizer = TOKENIZER)
 
 def mask_of(kind: GrammarKind, text: str, *, ignore_eos: bool = False) -> GrammarMask:
     return GrammarMask(
-        template=matcher_of(kind, text), tokenizer=TOKENIZER, eos_ids=[EOS], ignore_eos=ignore_eos
+        template=matcher_of(kind, text),
+        afresh=lambda: matcher_of(kind, text),
+        tokenizer=TOKENIZER,
+        eos_ids=[EOS],
+        ignore_eos=ignore_eos,
     )
 
 
@@ -160,7 +165,13 @@ def test_a_model_without_an_end_of_text_has_grammars_too() -> None:
     tokens: list[bytes | None] = [bytes([i]) for i in range(256)]
     tokenizer = grammar_tokenizer(tokens, [], _encode)
     template = matcher_of("regex", "ab?", tokenizer)
-    mask = GrammarMask(template=template, tokenizer=tokenizer, eos_ids=[], ignore_eos=False)
+    mask = GrammarMask(
+        template=template,
+        afresh=template.deep_copy,
+        tokenizer=tokenizer,
+        eos_ids=[],
+        ignore_eos=False,
+    )
     words = np.zeros(8, dtype=np.uint32)
     assert not mask.commit(ord("a"))
     mask.fill([], words)
@@ -182,11 +193,43 @@ def test_a_grammar_that_gets_too_complex_ends_the_answer_and_says_why() -> None:
     assert mask.commit(EOS)
 
 
+def test_what_other_answers_have_explored_is_not_counted_against_this_one() -> None:
+    """Copies share the states that a lexer may have: this regex has more than all may use."""
+    grammar = joined({"answer": written_part("regex", "(.*[a-m].{9}q)|(.*[n-z].{10}w)")})
+    made: list[LLMatcher] = []
+
+    def afresh() -> LLMatcher:
+        few = LLParserLimits(max_lexer_states=6000, verbose_errors=False)
+        made.append(LLMatcher(TOKENIZER, grammar, log_level=0, limits=few))
+        return made[-1]
+
+    template = afresh()
+    generator = random.Random(3)
+    for _ in range(40):
+        mask = GrammarMask(
+            template=template, afresh=afresh, tokenizer=TOKENIZER, eos_ids=[EOS], ignore_eos=True
+        )
+        for _ in range(60):
+            byte = generator.choice(b"abcdefghijklmnoprstuvxyz")
+            assert byte in allowed(mask), mask.error
+            assert not mask.commit(byte)
+        assert mask.error is None
+    assert len(made) > 1, (
+        "the copies never used up what they share: the test does not meet its subject"
+    )
+
+
 def test_a_text_that_a_grammar_leaves_no_choice_about_is_written_as_the_tokenizer_does() -> None:
     tokens: list[bytes | None] = [bytes([i]) for i in range(256)] + [b"ab", b"abc", b"c"]
     tokenizer = grammar_tokenizer(tokens, [], lambda text: [256, 258] if text == "abc" else [])
     template = matcher_of("regex", "abc", tokenizer)
-    mask = GrammarMask(template=template, tokenizer=tokenizer, eos_ids=[], ignore_eos=False)
+    mask = GrammarMask(
+        template=template,
+        afresh=template.deep_copy,
+        tokenizer=tokenizer,
+        eos_ids=[],
+        ignore_eos=False,
+    )
     words = np.zeros(9, dtype=np.uint32)
     mask.fill([], words)
     assert np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist() == [256]

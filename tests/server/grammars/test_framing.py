@@ -31,7 +31,13 @@ def reach(frame: Frame, text: str | list[int | str]) -> tuple[int, bool]:
     whole = joined(parts if lark is None else {"whole": {"lark_grammar": lark}, **parts})
     template = LLMatcher(TOKENIZER, whole, log_level=0, limits=LIMITS)
     assert not template.is_error(), (template.get_error(), lark)
-    mask = GrammarMask(template=template, tokenizer=TOKENIZER, eos_ids=[EOS], ignore_eos=False)
+    mask = GrammarMask(
+        template=template,
+        afresh=template.deep_copy,
+        tokenizer=TOKENIZER,
+        eos_ids=[EOS],
+        ignore_eos=False,
+    )
     pieces = [text] if isinstance(text, str) else text
     ids = [i for p in pieces for i in ([p] if isinstance(p, int) else p.encode())]
     for count, token_id in enumerate(ids):
