@@ -6,7 +6,7 @@ from typing import Literal
 from server.parts import Parser
 from server.tool_calls.blanks import WithoutBlanks
 from server.tool_calls.python_calls import read_python
-from server.tool_calls.reading import read_hermes, read_llama, read_mistral
+from server.tool_calls.reading import is_in_string, read_hermes, read_llama, read_mistral
 from server.tool_calls.tagged import TaggedCalls
 from server.tool_calls.whole import WholeAnswer
 
@@ -38,11 +38,17 @@ def tool_parser(form: ToolFormat, names: frozenset[str]) -> Parser:
     match form:
         case "hermes":
             inner: Parser = TaggedCalls(
-                begin="<tool_call>", end="</tool_call>", read=lambda text: read_hermes(text, names)
+                begin="<tool_call>",
+                end="</tool_call>",
+                read=lambda text: read_hermes(text, names),
+                is_quoted=is_in_string,
             )
         case "mistral":
             inner = TaggedCalls(
-                begin="[TOOL_CALLS]", end=None, read=lambda text: read_mistral(text, names)
+                begin="[TOOL_CALLS]",
+                end=None,
+                read=lambda text: read_mistral(text, names),
+                is_quoted=is_in_string,
             )
         case "llama3_json":
             inner = WholeAnswer(

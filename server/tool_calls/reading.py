@@ -1,6 +1,7 @@
 """Calls written as JSON. Each reader gives None for what is not calls of the named tools alone."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from server.parts import ToolCall
 _OTHER_KEYS = frozenset({"id", "type"})  # that models write into a call, without meaning for it
 _PYTHON_TAG = "<|python_tag|>"
 _ARGS = "[ARGS]"
+_QUOTES = re.compile(r'(?<!\\)(?:\\\\)*"')
 
 
 def read_hermes(text: str, names: frozenset[str]) -> list[ToolCall] | None:
@@ -45,6 +47,12 @@ def read_mistral(text: str, names: frozenset[str]) -> list[ToolCall] | None:
         arguments = brace + arguments
     call = {"name": name.strip(), "arguments": parse_json(arguments)}
     return _all([call_of(call, names)])
+
+
+def is_in_string(text: str) -> bool:
+    """Whether JSON that begins in a text stops inside a string: after an odd number of quotes."""
+    _, brace, rest = text.partition("{")
+    return bool(brace) and len(_QUOTES.findall(rest)) % 2 == 1
 
 
 def call_of(value: object, names: frozenset[str]) -> ToolCall | None:

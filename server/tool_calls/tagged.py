@@ -9,15 +9,22 @@ class TaggedCalls:
     """`begin` CALLS `end`, any number of times; without an `end`, up to the next `begin`.
 
     read tells the calls in the text between, or None for what is none; that is said, tags and
-    all. A call whose end is missing at the end of the answer is read all the same.
+    all. A call whose end is missing at the end of the answer is read all the same. is_quoted tells
+    whether what follows a text would be inside a string: an end there is none.
     """
 
     def __init__(
-        self, *, begin: str, end: str | None, read: Callable[[str], Sequence[ToolCall] | None]
+        self,
+        *,
+        begin: str,
+        end: str | None,
+        read: Callable[[str], Sequence[ToolCall] | None],
+        is_quoted: Callable[[str], bool],
     ) -> None:
         self._begin = begin
         self._end = end
         self._read = read
+        self._is_quoted = is_quoted
         self._text = ""  # undecided; inside a call, what follows its beginning
         self._is_inside = False
         self._num_searched = 0  # leading characters of it in which no end begins
@@ -49,6 +56,8 @@ class TaggedCalls:
     def _leave(self) -> list[Part] | None:
         end = self._end or self._begin
         at = self._text.find(end, self._num_searched)
+        while at >= 0 and self._is_quoted(self._text[:at]):
+            at = self._text.find(end, at + 1)
         if at < 0:
             self._num_searched = max(0, len(self._text) - len(end) + 1)
             return None

@@ -38,6 +38,16 @@ HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</to
         ("hermes", '<tool_call>{"name": "clock"}</tool_call>', [call("clock")]),
         ("hermes", "a < b <tool> c", [Said("a < b <tool> c")]),
         ("hermes", " two  blanks \n", [Said(" two  blanks \n")]),
+        (
+            "hermes",
+            '<tool_call>{"name": "clock", "arguments": {"a": "\\\\\\"</tool_call>"}}</tool_call>!',
+            [call("clock", a='\\"</tool_call>'), Said("!")],
+        ),
+        (
+            "mistral",
+            '[TOOL_CALLS]clock[ARGS]{"a": "[TOOL_CALLS]"}[TOOL_CALLS]clock{}',
+            [call("clock", a="[TOOL_CALLS]"), call("clock")],
+        ),
         ("llama3_json", '{"name": "weather", "parameters": {"city": "Paris"}}', [PARIS]),
         (
             "llama3_json",
