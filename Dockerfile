@@ -36,7 +36,9 @@ RUN extras=demo,quantized; \
     pip install --no-cache-dir --constraint constraints.txt ".[$extras]"
 
 # -- run: that environment, the configs and the draft of the demo pair, and an ordinary user --
+# A compiler, for the native kernels are made for the CPU that they run on, at the first start.
 FROM python:${PYTHON}-slim
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home --uid 1000 dspark && mkdir /cache && chown dspark /cache
 COPY --from=build /opt/venv /opt/venv
 WORKDIR /app
@@ -55,7 +57,8 @@ VOLUME /cache
 EXPOSE 8000
 USER dspark
 
-# The first start fetches and converts a model before it answers.
+# The first start fetches and converts a model before it answers. With another port by flag, or with
+# TLS, give `docker run` a --health-cmd of its own.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s \
     CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ['DSPARK__SERVER__PORT']}/health\", timeout=3)"]
 
