@@ -147,7 +147,7 @@ class ContextKVWriter:
         """Make path and reason true of the layers as they are now."""
         attentions = self._network.attentions
         if self._mode == "off":
-            self._note("switched off")
+            self._reason = "switched off"  # whoever did it knows
         elif self._stacked is not None and self._stacked.holds(attentions):
             self._note(None)
         else:

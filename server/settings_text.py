@@ -127,6 +127,8 @@ def _describe(annotation: Any, metadata: list[Any]) -> str:
         return " or ".join(_describe(part, metadata) for part in get_args(annotation))
     if annotation is type(None):
         return "null"
+    if origin is tuple:
+        return f"a list, of {_describe(get_args(annotation)[0], [])} each"
     wordings = [item.text for item in metadata if isinstance(item, Wording)]
     return wordings[0] if wordings else _PLAIN_NAMES.get(annotation, "text") + _bounds(metadata)
 

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,9 @@ def load_kernels(cache_dir: Path) -> Kernels:
     library = cache_dir / "native" / f"kernels-{_fingerprint(compiler, flags)}.so"
     if not library.exists():
         logger.info("compiling native kernels for this CPU, once, into %s", library.parent)
+        start = time.perf_counter()
         _compile(compiler, flags, library)
+        logger.info("compiling native kernels: done in %.0f s", time.perf_counter() - start)
     return _load(library)
 
 

@@ -35,7 +35,7 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("serve", "serve a model over HTTP"),
     Command("generate", "answer one prompt on this terminal"),
-    Command("bench", "measure speed, or compare speculation or the context write"),
+    Command("bench", "measure speed, compare one path with another, or profile a round"),
     Command("bench serve", "measure running servers over HTTP, ours beside others"),
     Command("verify", "prove that greedy answers are the target's own, with transformers"),
     Command("train", "make a draft for a target"),

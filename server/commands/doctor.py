@@ -46,7 +46,7 @@ _PACKAGES = {  # distribution: what for
     "gguf": "makes the demo target, once",
     "accelerate": "makes the demo target, once",
     "torchao": "quantised drafts",
-    "flashinfer-python": "CUDA only; not used yet",
+    "flashinfer-python": "attention over pages, CUDA only",
 }
 _FOR_DEMO = ("gguf", "accelerate")
 

@@ -1,4 +1,4 @@
-"""Serve a model over HTTP: native and OpenAI routes, on one address, until told to stop.
+"""Serve a model over HTTP until told to stop: native, OpenAI's and Anthropic's routes.
 
 SIGTERM or SIGINT lets running requests finish for server.shutdown_timeout_s seconds; a second one
 aborts them. `dspark serve MODEL` is short for `dspark serve --model.path MODEL`."""
