@@ -1,11 +1,12 @@
 """A grammar along one answer: the engine's RowMask over a matcher."""
 
-import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
+
+from server.grammars.writing import first_words
 
 Words = npt.NDArray[np.uint32]
 
@@ -68,7 +69,7 @@ class GrammarMask:
         if self._matcher.is_error():
             why = self._matcher.get_error()
             if not self._begin_anew() or self._matcher.is_error():
-                self._error = _first_words(why)
+                self._error = first_words(why)
                 return True
         is_over = self._is_over()
         if is_over and self._error is None and not self._matcher.is_accepting():
@@ -106,7 +107,7 @@ class GrammarMask:
             if self._begin_anew():
                 return self._row(draft_ids)
             if not draft_ids:
-                self._error = _first_words(why)
+                self._error = first_words(why)
             return self._only_ends()
         self._rows[len(draft_ids)] = row
         return row
@@ -142,11 +143,6 @@ class GrammarMask:
     def _only_ends(self) -> Words:
         """Ends of text; anything, for a model that has none: the next token is the last."""
         return self._eos if self._eos.any() else np.full_like(self._eos, 0xFFFF_FFFF)
-
-
-def _first_words(error: str) -> str:
-    """What is wrong, without the matcher's state behind it."""
-    return re.split(r"<state>|<non-verbose/>", error, maxsplit=1)[0].strip()
 
 
 def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:

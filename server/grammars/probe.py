@@ -9,7 +9,6 @@ What passes here compiles in the server too, within the same limits.
 """
 
 import json
-import re
 import resource
 import sys
 from contextlib import suppress
@@ -18,7 +17,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from server.grammars.limits import LIMITS
-from server.grammars.writing import GrammarError, failing_place, joined, written_part
+from server.grammars.writing import GrammarError, failing_place, first_words, joined, written_part
 
 _MEMORY_BYTES = 2 * 2**30  # address space
 _MOST_TRIES = 400  # subschemas that are tried to find the one at fault
@@ -66,7 +65,7 @@ class Prober:
                 matcher.rollback(1)
             if first is not None and not matcher.is_error():
                 return None
-        return _first_lines(matcher.get_error()) or "no text but the empty one keeps to it"
+        return first_words(matcher.get_error()) or "no text but the empty one keeps to it"
 
     def _place_in(self, kind: str, text: str) -> str:
         try:
@@ -92,11 +91,6 @@ class Prober:
 
 def _first_allowed(bits: bytes) -> int | None:
     return next((8 * i + b for i, byte in enumerate(bits) for b in range(8) if byte >> b & 1), None)
-
-
-def _first_lines(error: str) -> str:
-    """What is wrong, without the matcher's state that may follow."""
-    return re.split(r"<state>|<non-verbose/>", error, maxsplit=1)[0].strip()
 
 
 def main() -> None:

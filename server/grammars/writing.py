@@ -6,6 +6,7 @@ The first grammar is the answer's; it reaches the others by "@name".
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,6 +42,11 @@ def written_part(kind: GrammarKind, text: str) -> dict[str, Any]:
 def joined(parts: Mapping[str, Mapping[str, Any]]) -> str:
     """The grammars by name, the answer's first."""
     return json.dumps({"grammars": [{"name": name, **part} for name, part in parts.items()]})
+
+
+def first_words(error: str) -> str:
+    """What is wrong, of the library's words, without the matcher's state behind it."""
+    return re.split(r"<state>|<non-verbose/>", error, maxsplit=1)[0].strip()
 
 
 def failing_place(schema: Any, error_of: Callable[[Any], str | None]) -> str:
