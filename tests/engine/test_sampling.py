@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -44,6 +46,42 @@ def test_filters_mean_what_they_mean_in_transformers(
         temperature=temperature, top_k=min(top_k, VOCAB), top_p=top_p, min_p=min_p
     )
     torch.testing.assert_close(found, _by_transformers(logits, clipped), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 4.0])  # nearly flat: all of the vocabulary counts
+@pytest.mark.parametrize("top_p", [0.05, 0.9, 0.999])
+def test_top_p_is_transformers_own_however_much_of_a_large_vocabulary_it_takes(
+    top_p: float, spread: float
+) -> None:
+    logits = spread * torch.randn(2, 5000)
+    params = SamplingParams(temperature=1.0, top_p=top_p)
+    batch = SamplingBatch.of([params], vocab_size=5000, device=torch.device("cpu"))
+    found = target_probs(logits[None], batch)[0]
+    expected = _by_transformers(logits, params)
+    assert ((found > 0).sum(-1) - (expected > 0).sum(-1)).abs().max() <= 1  # rounding at the edge
+    torch.testing.assert_close(found, expected, atol=2e-4 / top_p, rtol=1e-3)
+
+
+@given(
+    scores=st.lists(st.integers(0, 4), min_size=1, max_size=300),
+    top_p=st.sampled_from([0.1, 0.5, 0.9, 1.0]),
+)
+def test_top_p_keeps_the_fewest_likeliest_tokens_that_reach_it_and_of_equals_the_first(
+    scores: list[int], top_p: float
+) -> None:
+    probs = torch.softmax(torch.tensor(scores).double(), -1)
+    order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+    before, expected = 0.0, set()
+    for i in order:
+        assume(abs(before - top_p) > 1e-5)
+        if before < top_p:
+            expected.add(i)
+        before += float(probs[i])
+    params = SamplingParams(temperature=1.0, top_p=top_p)
+    beside = SamplingParams(temperature=1.0, top_p=0.3)
+    batch = SamplingBatch.of([params, beside], vocab_size=len(scores), device=torch.device("cpu"))
+    found = target_probs(torch.tensor([scores, scores])[:, None].float(), batch)[0, 0]
+    assert set(found.nonzero()[:, 0].tolist()) == expected
 
 
 def test_a_sequence_is_processed_by_its_own_parameters_whoever_is_beside_it() -> None:
