@@ -6,11 +6,12 @@ phase: a sequence has committed tokens without keys and values, and catches up.
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.admission import Limits, check_request
 from engine.api import Finish, FinishReason, Request, TokenEvent
+from engine.draft_budget import DraftBudget, Load
 from engine.errors import EngineBusy, RequestRejected
 from engine.plan import RoundResult, SequenceStep, StepPlan
 from engine.sequence import SequenceState
@@ -33,13 +34,14 @@ class SchedulerCounters:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_preemptions: int = 0
+    num_withheld_drafts: int = 0  # that rounds had room for, and the draft budget did not
 
 
 class Scheduler:
     """Plans steps and writes down what they decided.
 
-    num_draft_tokens is the number verified per round; num_slots is the draft's own width, whose
-    scratch slots every round reserves.
+    num_draft_tokens is the most that a round verifies, and what every round does verify without
+    a draft budget; num_slots is the draft's own width, whose scratch slots a round reserves.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Scheduler:
         max_running: int,
         max_queued: int,
         prefill_chunk_tokens: int,
+        draft_budget: DraftBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert num_draft_tokens <= num_slots, (num_draft_tokens, num_slots)
@@ -64,6 +67,7 @@ class Scheduler:
         self._max_running = max_running
         self._max_queued = max_queued
         self._chunk = prefill_chunk_tokens
+        self._draft_budget = draft_budget
         self._clock = clock
         self._arrivals = 0
         self._waiting: list[SequenceState] = []  # by arrival
@@ -82,6 +86,11 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         return not self._running and not self._waiting
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether drafts do not pay at the load of the latest rounds, and are withheld."""
+        return self._draft_budget is not None and self._draft_budget.is_parked
 
     # -- requests in and out ------------------------------------------------------------------
 
@@ -143,11 +152,12 @@ class Scheduler:
         """
         shares: list[SequenceStep] = []
         budget = self._chunk
+        drafts = self._allot_drafts()
         preempted = False
         for seq in tuple(self._running):
             if seq not in self._running:
                 continue  # an older one took its pages in this very step
-            share = self._share(seq, budget)
+            share = self._share(seq, budget, drafts)
             if share is None:
                 continue
             while not self._reserve(share):
@@ -178,7 +188,26 @@ class Scheduler:
 
     # -- planning -----------------------------------------------------------------------------
 
-    def _share(self, seq: SequenceState, budget: int) -> SequenceStep | None:
+    def _allot_drafts(self) -> Mapping[int, int]:
+        """Draft tokens that rounds may verify at this load, by arrival; the others are free to."""
+        rounds = [seq for seq in self._running if seq.kv_len >= seq.catch_up_len]
+        by_load = [seq for seq in rounds if not seq.is_reproducible]
+        if self._draft_budget is None or not by_load:
+            return {}
+        missing = sum(max(0, seq.catch_up_len - seq.kv_len) for seq in self._running)
+        load = Load(
+            caps=tuple(self._most_drafts(seq) for seq in by_load),
+            fixed=tuple(self._most_drafts(seq) for seq in rounds if seq.is_reproducible),
+            chunk_rows=min(self._chunk, missing),
+            context=sum(seq.kv_len for seq in rounds) // len(rounds),
+        )
+        numbers = self._draft_budget.allot(load)
+        self.counters.num_withheld_drafts += sum(load.caps) - sum(numbers)
+        return {seq.arrival: number for seq, number in zip(by_load, numbers, strict=True)}
+
+    def _share(
+        self, seq: SequenceState, budget: int, drafts: Mapping[int, int]
+    ) -> SequenceStep | None:
         if seq.kv_len < seq.catch_up_len:
             if budget <= 0:
                 return None
@@ -196,11 +225,13 @@ class Scheduler:
             seq=seq,
             start=seq.anchor_position,
             stop=len(seq.token_ids),
-            # A round commits up to num_drafts + 1 tokens. The cap depends on the sequence's own
-            # lengths alone, so it says nothing about what the drafts are.
-            num_drafts=min(self._num_draft_tokens, seq.num_remaining - 1),
+            num_drafts=drafts.get(seq.arrival, self._most_drafts(seq)),
             samples=True,
         )
+
+    def _most_drafts(self, seq: SequenceState) -> int:
+        """A round commits up to num_drafts + 1 tokens. Known by the sequence's own lengths."""
+        return min(self._num_draft_tokens, seq.num_remaining - 1)
 
     def _prefill_cost(self, share: SequenceStep) -> int:
         return share.num_committed if share.start < share.seq.catch_up_len else 0
@@ -270,7 +301,7 @@ class Scheduler:
             seq.num_cached_tokens = seq.kv_len
             self.counters.num_prompt_tokens += seq.num_prompt
             self.counters.num_cached_tokens += seq.kv_len
-        share = self._share(seq, budget)
+        share = self._share(seq, budget, {})
         assert share is not None, (seq.kv_len, budget)
         reserved = self._reserve(share)
         assert reserved, "available pages were counted and then not to be had"
@@ -331,6 +362,8 @@ class Scheduler:
             seq.first_token_at = now
         if share.num_drafts > 0:
             seq.record_round(share.num_drafts, kept - 1)
+            if self._draft_budget is not None and stop is None:  # a stop hides what else stood
+                self._draft_budget.record(share.num_drafts, kept - 1)
         finish = seq.finish(stop[0], stop[1], now) if stop is not None else None
         return new_ids[:kept], finish
 

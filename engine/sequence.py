@@ -54,6 +54,12 @@ class SequenceState:
         return self.request.params.max_new_tokens - self.num_output
 
     @property
+    def is_reproducible(self) -> bool:
+        """Whether the caller's own seed decides the tokens: then load must not, in any way."""
+        params = self.request.params
+        return params.seed is not None and params.temperature > 0
+
+    @property
     def anchor_position(self) -> int:
         return len(self.token_ids) - 1
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from engine import Request, SamplingParams, TokenEvent
 from engine.admission import Limits, served_len
+from engine.draft_budget import DraftBudget
 from engine.plan import RoundResult, SequenceStep, StepPlan
 from engine.scheduler import Committed, Scheduler
 from kv_pool import PagePool
@@ -35,6 +36,7 @@ class Harness:
     chunk: int = 6
     max_len: int = 128
     prefix_cache: bool = False
+    draft_budget: DraftBudget | None = None
     accept: Callable[[SequenceStep], int] = lambda share: share.num_drafts
     events: list[TokenEvent] = field(default_factory=list)
     plans: list[StepPlan] = field(default_factory=list)
@@ -59,6 +61,7 @@ class Harness:
             max_running=self.max_running,
             max_queued=self.max_queued,
             prefill_chunk_tokens=self.chunk,
+            draft_budget=self.draft_budget,
         )
 
     def step(self) -> list[Committed]:
