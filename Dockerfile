@@ -7,6 +7,9 @@
 #
 #   docker build -t dspark-cuda --build-arg DEVICE=cuda .
 #
+# Attention on a GPU is then Triton's. FlashInfer (extra `cuda`) compiles its kernels with CUDA's nvcc at
+# their first use, which this image does not have.
+#
 # The package index may offer torch for CUDA only, which is several gigabytes larger than a CPU
 # needs. An index that carries the CPU build can be named with --build-arg TORCH_INDEX_URL=...
 
@@ -32,7 +35,7 @@ COPY draft ./draft
 COPY engine ./engine
 COPY server ./server
 RUN extras=demo,quantized; \
-    if [ "$DEVICE" = cuda ]; then extras=$extras,cuda; fi; \
+    if [ "$DEVICE" = cuda ]; then extras=$extras,triton; fi; \
     pip install --no-cache-dir --constraint constraints.txt ".[$extras]"
 
 # -- run: that environment, the configs and the draft of the demo pair, and an ordinary user --

@@ -74,13 +74,21 @@ def test_the_extras_exist() -> None:
     install = next(run for run in arguments("RUN") if "extras=" in run)
     named = set(re.findall(r"extras=([\w,]+)|\$extras,(\w+)", install))
     extras = {name for pair in named for group in pair for name in group.split(",") if name}
-    assert extras == {"demo", "quantized", "cuda"}
+    assert extras == {"demo", "quantized", "triton"}
     assert extras <= set(project()["optional-dependencies"])
 
 
 def test_torch_is_the_version_that_the_tests_ran_with() -> None:
     assert re.search(r"^torch==\d", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert any("sed -n 's/^torch==//p' constraints.txt" in run for run in arguments("RUN"))
+
+
+def test_tritons_version_is_the_one_that_torch_for_cuda_asks_for() -> None:
+    """Both are in one installation there. Another torch needs the triton of its own metadata."""
+    pinned = dict(
+        re.findall(r"^(torch|triton)==(\S+)", (ROOT / "constraints.txt").read_text(), re.M)
+    )
+    assert pinned == {"torch": "2.13.0", "triton": "3.7.1"}
 
 
 def test_the_entry_point_is_a_script_of_the_project() -> None:
