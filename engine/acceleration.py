@@ -1,18 +1,20 @@
 """What a device has to offer beyond PyTorch: attention, the context kernel, graphs; or why not."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 
 import torch
-from torch import Tensor
 
 from draft import ContextKernel
 from engine.config import EngineConfig
 from engine.errors import LoadError
 from engine.graphs import CudaRecorder, GraphRecorder
 from kv_pool import AttentionBackend, ReferenceAttention
+
+logger = logging.getLogger(__name__)
 
 MakeAttention = Callable[[int], AttentionBackend]  # page size, in tokens
 
@@ -112,11 +114,17 @@ def _attention_maker(name: str, device: torch.device) -> MakeAttention:
 
 def _flashinfer_maker(device: torch.device) -> MakeAttention:
     """All share one workspace, for they run one after another; so it is there to be counted."""
-    from kv_pool.attention.flashinfer import WORKSPACE_BYTES, FlashInferAttention, load_wrapper
+    from kv_pool.attention.flashinfer import FlashInferAttention, load_wrapper
+    from kv_pool.attention.flashinfer_workspace import Workspace
+
+    logger.info(
+        "attention by flashinfer: building its kernels takes minutes, unless an earlier start has "
+        "left them on the disk"
+    )
 
     @cache
-    def workspace() -> Tensor:
-        return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    def workspace() -> Workspace:
+        return Workspace(device)
 
     return lambda page_size: FlashInferAttention(
         page_size=page_size,

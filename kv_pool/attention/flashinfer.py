@@ -1,12 +1,15 @@
 """Attention over pages by FlashInfer's append kernels, where its package is installed.
 
 A FlashInfer wrapper plans on the host once a step for each kind of layer, and runs once a layer.
-What it cannot do goes to another backend. Names and units are those of FlashInfer 0.7: window_left
-counts the keys before a query's own that it sees, so it is our window minus one.
+What it cannot do goes to another backend. Names and units are those of FlashInfer 0.6 and 0.7:
+window_left counts the keys before a query's own that it sees, so it is our window minus one.
 """
 
+import inspect
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,10 +19,14 @@ from torch import Tensor
 
 from kv_pool.attention.backend import AttentionBackend, AttentionPlan
 from kv_pool.attention.fixed import NoFixedPlan
+from kv_pool.attention.flashinfer_workspace import Workspace, workspace_bytes
 from kv_pool.attention.paging import PageLayout, page_layout
 from kv_pool.attention.transfer import to_device
 
-WORKSPACE_BYTES = 128 * 1024 * 1024  # what FlashInfer advises
+_LONG = 5.0  # seconds; planning alone takes less than a thousandth of that
+# One kind of kernel for everything: its schedule fits into graphs, whatever the step's lengths, and
+# one that only long prompts use would be compiled while they wait.
+_BACKEND = "fa2"
 _HEAD_DIMS = (64, 128, 256)
 _DTYPES = (torch.float16, torch.bfloat16)
 
@@ -65,6 +72,17 @@ class _Kind:
         rest = ("window_left", "logits_soft_cap", "q_data_type", "kv_data_type")
         return {"page_size": page_size, **{name: getattr(self, name) for name in names + rest}}
 
+    def workspace_bytes(self, workspace: Workspace, *, rows: int = 0, sequences: int = 0) -> int:
+        """rows, sequences: of a graph; 0 for a plan of one step."""
+        return workspace_bytes(
+            num_qo_heads=self.num_qo_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim_qk,
+            multiprocessors=workspace.multiprocessors,
+            fixed_rows=rows,
+            fixed_sequences=sequences,
+        )
+
 
 class FlashInferAttention:
     """See AttentionBackend and FixedBackend. One for each model: plans of two would collide."""
@@ -76,11 +94,11 @@ class FlashInferAttention:
         self,
         *,
         page_size: int,
-        workspace: Tensor,
+        workspace: Workspace,
         make_wrapper: MakeWrapper,
         fallback: AttentionBackend,
     ) -> None:
-        """workspace: WORKSPACE_BYTES on the device, shared with whatever runs before or after.
+        """workspace: shared with whatever runs before or after.
         `fallback` does what the kernels do not: float32, sinks, unusual head widths."""
         self.page_size = page_size
         self._device = workspace.device
@@ -127,7 +145,8 @@ class FlashInferAttention:
     def planned(self, kind: _Kind, layout: PageLayout) -> PagedWrapper:
         """The wrapper of a kind of layer, planned for a layout."""
         if kind not in self._wrappers:
-            wrapper = self._make_wrapper(self._workspace, "NHD")
+            memory = self._workspace.at_least(kind.workspace_bytes(self._workspace))
+            wrapper = self._make_wrapper(memory, "NHD", backend=_BACKEND)
             self._wrappers[kind] = _Planned(wrapper, self.page_size, self._device)
         planned = self._wrappers[kind]
         planned.plan(kind, layout)
@@ -194,7 +213,7 @@ class FlashInferFixedPlan:
         max_pages: int,
         page_size: int,
         causal: bool,
-        workspace: Tensor,
+        workspace: Workspace,
         make_wrapper: MakeWrapper,
     ) -> None:
         self._query_lens = [query_len] * num_sequences
@@ -244,11 +263,19 @@ class FlashInferFixedPlan:
         assert self._layout is not None, "attend before update"
         kind = _kind(query, keys, self._causal, scale, window, softcap)
         if kind not in self._wrappers:
-            # fa2, for its schedule does not depend on the step's lengths.
-            wrapper = self._make_wrapper(
-                self._workspace, "NHD", use_cuda_graph=True, backend="fa2", **self._buffers
+            wanted = kind.workspace_bytes(
+                self._workspace, rows=sum(self._query_lens), sequences=len(self._query_lens)
             )
-            self._wrappers[kind] = _Planned(wrapper, self._page_size, self._workspace.device)
+            wrapper = self._make_wrapper(
+                self._workspace.at_least(wanted),
+                "NHD",
+                use_cuda_graph=True,
+                backend=_BACKEND,
+                **self._buffers,
+            )
+            self._wrappers[kind] = _Planned(
+                wrapper, self._page_size, self._workspace.device, query_len=self._query_lens[0]
+            )
             self._wrappers[kind].plan(kind, self._layout)
         return _run(self._wrappers[kind].wrapper, query, keys, values, self._page_size)
 
@@ -256,10 +283,22 @@ class FlashInferFixedPlan:
 class _Planned:
     """A wrapper, and whether the device has fetched the plan that the host wrote for it."""
 
-    def __init__(self, wrapper: PagedWrapper, page_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        wrapper: PagedWrapper,
+        page_size: int,
+        device: torch.device,
+        *,
+        query_len: int | None = None,
+    ) -> None:
+        """query_len: of every sequence in every plan, where a graph fixes it."""
         self.wrapper = wrapper
         self._page_size = page_size
         self._device = device
+        self._hints: dict[str, Any] = {}
+        # Since 0.7 a promise of equal windows, by which a graph's tiles need not fit any others.
+        if query_len is not None and _takes(wrapper.plan, "uniform_q_len"):
+            self._hints["uniform_q_len"] = query_len
         # The wrapper copies its plan from one pinned buffer: the host must not run ahead of that.
         self._fetched: Any = None
         if device.type == "cuda":
@@ -268,6 +307,12 @@ class _Planned:
     def plan(self, kind: _Kind, layout: PageLayout) -> None:
         if self._fetched is not None:
             self._fetched.synchronize()
+        with _telling_of_builds(kind):
+            self._plan(kind, layout)
+        if self._fetched is not None:
+            self._fetched.record()
+
+    def _plan(self, kind: _Kind, layout: PageLayout) -> None:
         self.wrapper.plan(
             torch.from_numpy(layout.qo_indptr),
             torch.from_numpy(layout.kv_indptr),
@@ -276,9 +321,24 @@ class _Planned:
             to_device(layout.kv_indices, self._device),
             torch.from_numpy(layout.last_page_lens),
             **kind.arguments(self._page_size),
+            **self._hints,
         )
-        if self._fetched is not None:
-            self._fetched.record()
+
+
+def _takes(method: Callable[..., Any], name: str) -> bool:
+    """Whether a method knows a keyword by its name."""
+    return name in inspect.signature(method).parameters
+
+
+@contextmanager
+def _telling_of_builds(kind: _Kind) -> Iterator[None]:
+    """The first plan of a kind builds its kernels, unless an earlier run left them on the disk."""
+    begun = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - begun
+    if seconds >= _LONG:
+        what = f"heads of {kind.head_dim_qk} in {kind.q_data_type}"
+        logger.info("flashinfer built its kernels for %s in %.0f s", what, seconds)
 
 
 def _kind(

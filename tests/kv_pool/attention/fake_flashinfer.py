@@ -37,8 +37,8 @@ class FakeWrapper:
             paged_kv_last_page_len_buf,
         )
         self._is_fixed = use_cuda_graph
+        assert backend == "fa2", "others have kernels that are built when a long prompt comes"
         if use_cuda_graph:
-            assert backend == "fa2"
             assert all(buffer is not None for buffer in self._buffers)
 
     def plan(
@@ -111,3 +111,44 @@ class FakeWrapper:
             sees &= at >= positions - self._window_left
         probs = torch.softmax(scores.masked_fill(~sees, float("-inf")), dim=-1)
         return torch.einsum("hqk,khd->qhd", probs, v).to(q.dtype)
+
+
+class HintedWrapper(FakeWrapper):
+    """As of 0.7, whose plan takes the number of queries that every sequence has in a graph."""
+
+    def plan(self, *arrays: Tensor, uniform_q_len: int | None = None, **kind: Any) -> None:
+        if self._is_fixed:
+            assert uniform_q_len is not None, "the hint is free"
+            starts = arrays[0]
+            assert (starts[1:] - starts[:-1] == uniform_q_len).all()
+        else:
+            assert uniform_q_len is None
+        super().plan(*arrays, **kind)
+
+
+def scratch_bytes(
+    *,
+    query_lens: list[int],
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    multiprocessors: int,
+    knows_equal_windows: bool,
+) -> int:
+    """What a graph's plan takes of the workspace, by FlashInfer's own rules (scheduler.cuh)."""
+    group, rows, count = num_qo_heads // num_kv_heads, sum(query_lens), len(query_lens)
+
+    def tile_for(packed: int) -> int:
+        if packed > 64 and head_dim < 256:
+            return 128
+        return 64 if packed > 16 else 16
+
+    if knows_equal_windows:
+        packed = query_lens[0] * group
+        tile = tile_for(packed)
+        tiles = count * -(-packed // tile)
+    else:
+        tile = tile_for((rows - count + 1) * group)
+        tiles = -(-rows * group // tile) + count - 1
+    padded = max(2 * multiprocessors // num_kv_heads, tiles)
+    return num_qo_heads * padded * tile * (head_dim * 4 + 4) + 2 * 16

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from kv_pool import AttentionPlan, FixedBackend, NoFixedPlan, ReferenceAttention
+from kv_pool.attention import flashinfer
 from kv_pool.attention.flashinfer import FlashInferAttention
-from tests.kv_pool.attention.fake_flashinfer import FakeWrapper
+from kv_pool.attention.flashinfer_workspace import WORKSPACE_BYTES, Workspace, workspace_bytes
+from tests.kv_pool.attention.fake_flashinfer import FakeWrapper, HintedWrapper, scratch_bytes
 from tests.kv_pool.attention.oracle import Batch, Heads, Options, attend_dense, make_batch
 
 CPU = torch.device("cpu")
@@ -27,17 +29,18 @@ OPTIONS = {
 class Rig:
     """A backend, and the wrappers that it made."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, *, kind: type[FakeWrapper] = FakeWrapper) -> None:
+        self._kind = kind
         self.made: list[FakeWrapper] = []
         self.backend = FlashInferAttention(
             page_size=page_size,
-            workspace=torch.empty(64, dtype=torch.uint8),
+            workspace=Workspace(CPU, num_bytes=64),
             make_wrapper=self._make,
             fallback=ReferenceAttention(page_size=page_size, device=CPU),
         )
 
     def _make(self, *args: object, **kwargs: object) -> FakeWrapper:
-        self.made.append(FakeWrapper(*args, **kwargs))  # type: ignore[arg-type]
+        self.made.append(self._kind(*args, **kwargs))  # type: ignore[arg-type]
         return self.made[-1]
 
     def plan(self, batch: Batch, options: Options) -> AttentionPlan:
@@ -149,6 +152,70 @@ def test_a_fixed_plan_follows_its_updates_in_the_same_memory(options: Options) -
     assert {name: buffer.data_ptr() for name, buffer in plan._buffers.items()} == addresses
 
 
+def test_equal_windows_are_promised_to_versions_that_know_of_it() -> None:
+    rig = Rig(4, kind=HintedWrapper)
+    batch = half_batch(query_lens=[6, 6], kv_lens=[30, 9])
+    fixed = rig.backend.fixed_plan(num_sequences=2, query_len=6, max_pages=20, causal=True)
+    fixed.update(kv_lens=batch.kv_lens, page_tables=batch.page_tables)
+    for plan in (fixed, rig.plan(batch, Options())):
+        assert_same(attend(plan, batch, Options()), batch, Options())
+
+
+@pytest.mark.parametrize(
+    "heads", [(32, 8, 128), (40, 8, 128), (64, 8, 128), (8, 8, 256), (16, 2, 64)]
+)
+@pytest.mark.parametrize("width", [1, 7, 8, 33])
+def test_every_tiers_plan_fits_into_the_workspace(heads: tuple[int, int, int], width: int) -> None:
+    """On an H200, whether FlashInfer knows that windows are equal or not."""
+    num_heads, num_kv_heads, head_dim = heads
+    for size in (1, 2, 4, 16, 64, 128, 256):
+        shape = {
+            "num_qo_heads": num_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "multiprocessors": 132,
+        }
+        given = workspace_bytes(**shape, fixed_rows=size * width, fixed_sequences=size)
+        for known in (True, False):
+            lens = [width] * size
+            assert scratch_bytes(query_lens=lens, **shape, knows_equal_windows=known) <= given
+
+
+def test_the_workspace_to_begin_with_holds_128_windows_of_the_released_pair() -> None:
+    needed = workspace_bytes(
+        num_qo_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        multiprocessors=132,
+        fixed_rows=128 * 8,
+        fixed_sequences=128,
+    )
+    assert needed <= WORKSPACE_BYTES
+
+
+def test_a_workspace_grows_and_leaves_earlier_plans_their_own() -> None:
+    workspace = Workspace(CPU, num_bytes=100)
+    small = workspace.at_least(100)
+    large = workspace.at_least(101)
+    assert small.numel() == 100
+    assert large.numel() >= 101
+    assert large.data_ptr() != small.data_ptr()
+    assert workspace.at_least(50).data_ptr() == large.data_ptr()
+
+
+def test_minutes_of_building_kernels_are_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([0.0, 93.0, 93.0, 93.1])
+    monkeypatch.setattr(flashinfer.time, "perf_counter", lambda: next(times))
+    rig, batch = Rig(4), half_batch()
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            attend(rig.plan(batch, Options()), batch, Options())
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told == "flashinfer built its kernels for heads of 64 in torch.float16 in 93 s"
+
+
 def test_graphs_can_hold_it() -> None:
     assert isinstance(Rig(4).backend, FixedBackend)
 
@@ -170,7 +237,7 @@ def test_page_ids_are_on_the_device_before_the_wrapper_sees_them() -> None:
     meta = torch.device("meta")
     backend = FlashInferAttention(
         page_size=4,
-        workspace=torch.empty(64, dtype=torch.uint8, device=meta),
+        workspace=Workspace(meta, num_bytes=64),
         make_wrapper=Planned,
         fallback=ReferenceAttention(page_size=4, device=meta),
     )
