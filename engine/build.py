@@ -121,16 +121,21 @@ def wire_engine(
     device: torch.device,
     recorder: StepRecorder | None = None,
     acceleration: Acceleration | None = None,
+    tap_layers: tuple[int, ...] | None = None,
 ) -> Built:
     """Check the target, size the pool and connect the parts.
 
-    acceleration: None chooses what the config and the device allow.
+    tap_layers: what the target's passes hand over, to the recorder that is; with a draft they are
+    the draft's own. acceleration: None chooses what the config and the device allow.
     Raises LoadError when the target fails its self-check or the memory does not suffice.
     """
     target = quantise(config, target, device)
     target.model.set_attn_implementation(attention_hook.IMPLEMENTATION)  # type: ignore[operator]
     probe = probe_shapes(target.model, num_layers=target.num_layers, device=device)
-    tap_layers = draft.config.tap_layers if draft is not None else ()
+    if draft is not None:
+        assert tap_layers is None, "a draft reads its own taps"
+        tap_layers = draft.config.tap_layers
+    tap_layers = tap_layers or ()
     reference = ask_alone(
         target.model, probe=probe, tap_layers=tap_layers, vocab_size=target.vocab_size
     )

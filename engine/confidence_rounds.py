@@ -9,6 +9,7 @@ from draft import DraftBlock
 from draft.calibration import ConfidenceRounds
 from engine.plan import StepPlan
 from engine.scheduler import Committed
+from engine.target import TargetOutput
 
 
 class ConfidenceRecorder:
@@ -24,7 +25,11 @@ class ConfidenceRecorder:
         self._num_accepted: list[int] = []
 
     def record(
-        self, plan: StepPlan, block: DraftBlock | None, committed: Sequence[Committed]
+        self,
+        plan: StepPlan,
+        block: DraftBlock | None,
+        output: TargetOutput,
+        committed: Sequence[Committed],
     ) -> None:
         if block is None or block.confidence_logits is None:
             return

@@ -80,7 +80,7 @@ class EngineCore:
         with self._metrics.stage("commit"):
             committed = self._scheduler.commit(plan, results)
             if self._recorder is not None:
-                self._recorder.record(plan, block, committed)
+                self._recorder.record(plan, block, output, committed)
         with self._metrics.stage("context"):
             self._write_context(batch, output, committed)
         self._scheduler.release(plan)

@@ -1,4 +1,4 @@
-"""Looking on while steps are decided: for diagnosis and calibration."""
+"""Looking on while steps are decided: for diagnosis, calibration and training data."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,15 +9,23 @@ from draft import DraftBlock
 from engine.plan import StepPlan
 from engine.scheduler import Committed
 from engine.sequence import SequenceState
+from engine.target import TargetOutput
 
 
 class StepRecorder(Protocol):
     """Is shown every step after its commit, in the engine's thread, and changes nothing."""
 
     def record(
-        self, plan: StepPlan, block: DraftBlock | None, committed: Sequence[Committed]
+        self,
+        plan: StepPlan,
+        block: DraftBlock | None,
+        output: TargetOutput,
+        committed: Sequence[Committed],
     ) -> None:
-        """block has a row for each of plan.drafting; None when nothing drafted."""
+        """block has a row for each of plan.drafting; None when nothing drafted.
+
+        output lies in buffers that the next step reuses.
+        """
         ...
 
 
@@ -36,7 +44,11 @@ class RecentTexts:
         self._sequences: deque[SequenceState] = deque(maxlen=count)
 
     def record(
-        self, plan: StepPlan, block: DraftBlock | None, committed: Sequence[Committed]
+        self,
+        plan: StepPlan,
+        block: DraftBlock | None,
+        output: TargetOutput,
+        committed: Sequence[Committed],
     ) -> None:
         for share in plan.drafting:
             if share.seq not in self._sequences:

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from engine import attention_hook
 from engine.errors import LoadError
 from engine.native.linear import as_loaded
+from engine.taps import Taps
 from engine.target import DecoderParts
 
 _RECURRENT_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "chunked_attention"}
@@ -120,9 +121,16 @@ def dense_hidden_states(model: nn.Module, layer_ids: tuple[int, ...], ids: Tenso
 def _run_alone(
     model: nn.Module, layer_ids: tuple[int, ...], ids: Tensor, **options: int
 ) -> tuple[Tensor, Tensor]:
-    with by_transformers_alone(model):
+    parts = DecoderParts.of(model)
+    last = len(parts.layers) - 1  # whose output transformers lists only after the final norm
+    taps = Taps(embedding=parts.embedding, layers=parts.layers, layer_ids=[last])
+    with by_transformers_alone(model), taps:
         output = model(input_ids=ids, use_cache=False, output_hidden_states=True, **options)
-    tapped = [output.hidden_states[layer_id + 1][0] for layer_id in layer_ids]
+        unnormed = taps.take(ids.shape[1])
+    tapped = [
+        unnormed if layer_id == last else output.hidden_states[layer_id + 1][0]
+        for layer_id in layer_ids
+    ]
     logits: Tensor = output.logits[0]
     return logits, torch.cat(tapped, -1) if tapped else logits.new_zeros(ids.shape[1], 0)
 

@@ -78,11 +78,11 @@ class FeaturesSection(Section):
 
     mode: Literal["auto", "cached", "online"] = Field(
         "auto",
-        description="cached: on disk, in bfloat16; online: computed at each visit; auto: cached "
-        "if the budget suffices.",
+        description="cached: all on disk, in bfloat16; online: computed at each visit; auto: on "
+        "disk as many as the budget allows, the others at each visit.",
     )
     disk_budget_gib: Annotated[float, Field(gt=0)] = Field(
-        8.0, description="Disk that a cache may take, in GiB, for each side of the split."
+        8.0, description="Disk that hidden states may take, in GiB."
     )
 
 

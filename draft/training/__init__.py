@@ -10,7 +10,8 @@
     trainer          steps, from a state to the next
     checkpoints      a killed training continues where its last checkpoint stands
     validating       the same numbers on sequences that were held out
-    features         hidden states on disk, within a budget
+    feature_store    hidden states on disk, within a budget
+    features         examples whose hidden states lie there
     export           a network as a DeepSpec checkpoint folder
     curves           the log as a picture
 

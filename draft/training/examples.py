@@ -11,11 +11,15 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
-    """What the target's layers put out over one sequence of T tokens."""
+    """What the target's layers put out over one sequence of T tokens.
+
+    The last row means nothing: no anchor stands behind it, and no token that it would say.
+    """
 
     taps: Float[Tensor, "T A"]  # the tapped layers side by side
     final: Float[Tensor, "T E"]  # after the final norm: what the target's head reads
-    # float32: log of the sum of exp of the target's logits; 0 in a prompt, where nobody asks for it
+    # float32: log of the sum of exp of the target's logits, from states that were not rounded
+    # yet; 0 in a prompt, where nobody asks for it
     log_normaliser: Float[Tensor, "T"]
 
 

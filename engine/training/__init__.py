@@ -3,7 +3,9 @@
     config     what is asked for, resolved from settings by the server
     prompts    prompts with a name each, and a side of the split
     answers    what the target says to them, in a file that grows
-    hidden     the target's hidden states over a prompt and its answer
+    keeping    hidden states of answers, kept while the engine answers
+    hidden     the same read afterwards, of sequences that nobody kept
+    states     which of the two, and where they lie
     design     the shape of the draft, where nothing else is said that of the target
     learning   the loop over steps: log, validation, checkpoints
     card       the draft's README

@@ -15,9 +15,25 @@ from draft.training.initialising import make_trainable, new_network, with_words
 from engine.errors import LoadError
 from engine.target_loading import LoadedTarget
 from engine.training.config import TrainingConfig
-from engine.training.design import design_draft, frequent_words, last_layers, unused_token_id
+from engine.training.design import (
+    choose_taps,
+    design_draft,
+    frequent_words,
+    last_layers,
+    unused_token_id,
+)
 
 logger = logging.getLogger(__name__)
+
+
+def tap_layers_of(config: TrainingConfig, target: LoadedTarget) -> tuple[int, ...]:
+    """What the draft will read, known before there is a draft. Raises LoadError."""
+    if config.learning.start != "draft":
+        return choose_taps(config.design, num_layers=target.num_layers)
+    try:
+        return _existing_design(config, target).tap_layers
+    except DraftLoadError as error:
+        raise LoadError(f"training.start_draft: {error}") from error
 
 
 def begin_network(
@@ -83,13 +99,10 @@ def _existing(
 ) -> DSparkNetwork:
     """The draft in training.start_draft, its vocabulary cut down to `words` if given."""
     assert config.learning.start_draft is not None
-    folder = Path(config.learning.start_draft)
-    facts = TargetFacts(target.hidden_size, target.num_layers, target.vocab_size)
     try:
-        design = read_draft_config(folder, target=facts)
-        _refuse_untrainable(design)
+        design = _existing_design(config, target)
         network = load_network(
-            folder,
+            Path(config.learning.start_draft),
             design,
             embedding=embedding,
             lm_head=head,
@@ -107,6 +120,15 @@ def _existing(
             f"vocabulary of its own, of {design.draft_vocab_size}; accepted: null"
         )
     return make_trainable(with_words(network, words, max_positions=config.max_tokens))
+
+
+def _existing_design(config: TrainingConfig, target: LoadedTarget) -> DSparkConfig:
+    """Of the draft in training.start_draft. Raises DraftLoadError."""
+    assert config.learning.start_draft is not None
+    facts = TargetFacts(target.hidden_size, target.num_layers, target.vocab_size)
+    design = read_draft_config(Path(config.learning.start_draft), target=facts)
+    _refuse_untrainable(design)
+    return design
 
 
 def _refuse_untrainable(config: DSparkConfig) -> None:

@@ -39,16 +39,16 @@ class HiddenReader:
             ids = sequence.tensor().to(self._device)[None]
             backbone = model.get_decoder()  # type: ignore[operator]
             final = backbone(input_ids=ids, use_cache=False).last_hidden_state[0]
-            log_normaliser = self._log_normaliser(final, start=sequence.num_prompt_tokens)
+            log_normaliser = self.log_normaliser(final, start=sequence.num_prompt_tokens)
             return HiddenStates(taps.take(final.shape[0]), final, log_normaliser)
 
-    def _log_normaliser(self, final: Float[Tensor, "T E"], *, start: int) -> Float[Tensor, "T"]:
-        """Of the logits that a rounded final state gives, which is what training reads.
+    def log_normaliser(self, final: Float[Tensor, "T E"], *, start: int) -> Float[Tensor, "T"]:
+        """Of the target's logits, in float32.
 
         From `start` on: anchors lie in the answer, and a head over a large vocabulary is half of
         the work of a small target.
         """
-        rows = final[start:].to(torch.bfloat16).float()
+        rows = final[start:].float()
         parts = [
             torch.logsumexp(rows[at : at + _ROWS_AT_ONCE] @ self._head.T, dim=-1)
             for at in range(0, len(rows), _ROWS_AT_ONCE)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from draft import DSparkConfig, DSparkNetwork
 from draft.training.errors import TrainingError
-from draft.training.examples import Examples, OnlineExamples, TokenSequence
+from draft.training.examples import TokenSequence
 from draft.training.export import export_draft, write_text
-from draft.training.features import CachedExamples, cache_bytes
 from draft.training.recipe import Recipe
 from draft.training.trainer import peak_bytes
 from engine import fingerprint
@@ -27,12 +26,12 @@ from engine.errors import LoadError
 from engine.resolve import configure_threads, resolve_device, resolve_dtype
 from engine.target_loading import by_transformers_alone, load_target
 from engine.training.answers import AnswerFile, Variant, count_missing, generate_answers
-from engine.training.beginning import begin_network
+from engine.training.beginning import begin_network, tap_layers_of
 from engine.training.card import TrainingData, model_card
 from engine.training.config import TrainingConfig
-from engine.training.hidden import HiddenReader
 from engine.training.learning import Learned, Learning
 from engine.training.prompts import TrainingPrompt
+from engine.training.states import HiddenStateSource
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +97,15 @@ class _Run:
         room = config.max_tokens - config.answers.max_new_tokens
         prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= room]
         file = AnswerFile(path=config.output / "answers.jsonl", target=self._fingerprint)
-        self._answer(prompts, file)
+        states = HiddenStateSource(
+            target=target,
+            fingerprint=self._fingerprint,
+            tap_layers=tap_layers_of(config, target),
+            config=config.features,
+            folder=config.output / "features",
+            device=self._device,
+        )
+        self._answer(prompts, file, states)
         train = self._sequences([p for p in prompts if not p.is_held_out], file)
         held_out = self._sequences([p for p in prompts if p.is_held_out], file)
         held_out = held_out[: config.learning.validation_sequences]
@@ -112,7 +119,7 @@ class _Run:
             network = begin_network(
                 config, target, train + held_out, seed=self._recipe.seed, device=self._device
             )
-            learned = self._learn(network, train, held_out)
+            learned = self._learn(network, train, held_out, states)
         folder = config.output / "draft"
         export_draft(
             network,
@@ -142,16 +149,33 @@ class _Run:
         write_text(folder / "README.md", card)
         return TrainingOutcome(folder, learned, lengths)
 
-    def _answer(self, prompts: Sequence[TrainingPrompt], file: AnswerFile) -> None:
-        """Load an engine only if there is something to ask it."""
+    def _answer(
+        self, prompts: Sequence[TrainingPrompt], file: AnswerFile, states: HiddenStateSource
+    ) -> None:
+        """Load an engine only if there is something to ask it.
+
+        One without a draft keeps the hidden states of its answers; it computes every prompt, for
+        a cached prefix has none.
+        """
         config = self._config.answers
         if not count_missing(prompts, config, file):
             return
         pair = dataclasses.replace(self._engine_config, draft=config.draft_model)
         draft = load_draft(pair, self._target, self._device) if pair.draft is not None else None
-        built = wire_engine(pair, target=self._target, draft=draft, device=self._device)
+        keeper = None if draft else states.keeper(min_answer_tokens=config.min_tokens)
+        built = wire_engine(
+            dataclasses.replace(pair, prefix_cache=keeper is None),
+            target=self._target,
+            draft=draft,
+            device=self._device,
+            recorder=keeper,
+            tap_layers=states.engine_taps if keeper is not None else None,
+        )
         self._progress.start("answers", total=len(prompts) * len(config.temperatures))
         generate_answers(built.engine, prompts, config, file, report=self._progress.update)
+        states.flush()
+        if keeper is not None:
+            logger.info("hidden states kept=%d left=%d", keeper.num_kept, keeper.num_left)
 
     def _sequences(
         self, prompts: Sequence[TrainingPrompt], file: AnswerFile
@@ -170,16 +194,14 @@ class _Run:
         network: DSparkNetwork,
         train: Sequence[TokenSequence],
         held_out: Sequence[TokenSequence],
+        states: HiddenStateSource,
     ) -> Learned:
         config = self._config
-        reader = HiddenReader(
-            target=self._target, tap_layers=network.config.tap_layers, device=self._device
-        )
-        reader.refuse_other_heads()
+        to_learn, to_validate = states.examples(train, held_out, self._progress)
         learning = Learning(
             network=network,
-            examples=self._examples("train", train, reader, network.config),
-            held_out=self._examples("held-out", held_out, reader, network.config),
+            examples=to_learn,
+            held_out=to_validate,
             recipe=self._recipe,
             config=config.learning,
             folder=config.output,
@@ -196,35 +218,6 @@ class _Run:
         )
         self._progress.start("training steps", total=learning.num_steps)
         return learning.run(self._progress.update)
-
-    def _examples(
-        self,
-        name: str,
-        sequences: Sequence[TokenSequence],
-        reader: HiddenReader,
-        draft: DSparkConfig,
-    ) -> Examples:
-        """With a cache where the budget suffices (or it must), else computed at each visit."""
-        features = self._config.features
-        size = cache_bytes(sequences, aux_size=draft.aux_size, hidden_size=draft.hidden_size)
-        fits = size <= features.disk_budget_gib * _GIB
-        if features.mode == "cached" and not fits:
-            raise LoadError(
-                f"features.disk_budget_gib: found {features.disk_budget_gib:g}; accepted: at least "
-                f"{size / _GIB:.2f} for these sequences, or features.mode online"
-            )
-        if features.mode == "online" or not fits:
-            logger.info("hidden states of %s sequences are computed at each visit", name)
-            return OnlineExamples(sequences=sequences, compute=reader)
-        cached = CachedExamples(
-            folder=self._config.output / "features" / name,
-            sequences=sequences,
-            identity=f"{self._fingerprint} {draft.tap_layers}",
-            compute=reader,
-        )
-        self._progress.start(f"hidden states, {name}, {size / _GIB:.2f} GiB", total=len(sequences))
-        cached.fill(self._progress.update)
-        return cached
 
     def _identity(
         self, draft: DSparkConfig, train: Sequence[TokenSequence]
@@ -250,7 +243,7 @@ class _Run:
             chosen += [EncodedPrompt(name, prompt.token_ids) for prompt in of_set]
         if not chosen:
             return None
-        pair = dataclasses.replace(self._engine_config, draft=str(folder))
+        pair = dataclasses.replace(self._engine_config, draft=str(folder), draft_budget="always")
         draft = load_draft(pair, self._target, self._device)
         built = wire_engine(pair, target=self._target, draft=draft, device=self._device)
         max_new_tokens = min(_EVALUATION_TOKENS, self._config.answers.max_new_tokens)

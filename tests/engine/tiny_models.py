@@ -161,6 +161,7 @@ def tiny_engine(
     draft_folder: Path | None = None,
     recorder: StepRecorder | None = None,
     acceleration: Acceleration | None = None,
+    tap_layers: tuple[int, ...] | None = None,
     **settings: Any,
 ) -> Built:
     """An engine over tiny models; settings are fields of EngineConfig."""
@@ -174,4 +175,5 @@ def tiny_engine(
         device=CPU,
         recorder=recorder,
         acceleration=acceleration,
+        tap_layers=tap_layers,
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
 
@@ -127,18 +128,24 @@ def test_a_killed_run_ends_with_the_draft_of_an_unbroken_one(
     assert logs[0] == logs[1]
 
 
-def test_hidden_states_on_disk_or_computed_anew_make_the_same_draft(
-    pair: TinyPair, tmp_path: Path
+def test_hidden_states_kept_read_or_computed_at_each_visit_make_the_same_draft(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(write_config(tmp_path, pair, features__mode="cached")) == 0
-    first = load_file(tmp_path / "out" / "draft" / "model.safetensors")
-    assert (tmp_path / "out" / "features" / "train").is_dir()
-    for folder in ("features", "checkpoints", "draft"):
-        shutil.rmtree(tmp_path / "out" / folder)
-    assert train(write_config(tmp_path, pair, features__mode="online")) == 0
-    assert not (tmp_path / "out" / "features").exists()
-    second = load_file(tmp_path / "out" / "draft" / "model.safetensors")
-    assert all(tensor.equal(second[name]) for name, tensor in first.items())
+    drafts, logs = [], []
+    for mode in ("cached", "cached", "online"):
+        assert train(write_config(tmp_path, pair, features__mode=mode)) == 0
+        drafts.append(load_file(tmp_path / "out" / "draft" / "model.safetensors"))
+        assert (tmp_path / "out" / "features").exists() == (mode == "cached")
+        logs.append(capsys.readouterr().err)
+        for folder in ("features", "checkpoints", "draft"):
+            shutil.rmtree(tmp_path / "out" / folder, ignore_errors=True)
+    by_engine, by_second_pass, anew = drafts
+    assert re.search(r"hidden states kept=\d+ left=0", logs[0])
+    assert "hidden states, " not in logs[0]  # nothing was missing
+    assert re.search(r"hidden states, \d+ missing", logs[1])  # the answers were there already
+    for name, tensor in by_second_pass.items():
+        assert tensor.equal(anew[name]), name
+        torch.testing.assert_close(by_engine[name], tensor, atol=0.02, rtol=0.02, msg=name)
 
 
 def test_another_configuration_does_not_continue_a_training(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from draft.training.examples import TokenSequence
 from draft.training.export import export_draft
+from draft.training.feature_store import FeatureStore
 from draft.training.features import CachedExamples
 from draft.training.initialising import new_network
 from draft.training.recipe import Recipe
@@ -66,9 +67,8 @@ def test_thirty_two_sequences_are_learned_by_heart_and_served(tmp_path: Path) ->
     )
     with by_transformers_alone(target.model, "sdpa"):
         examples = CachedExamples(
-            folder=tmp_path / "features",
             sequences=sequences,
-            identity="tiny",
+            store=FeatureStore(folder=tmp_path / "features", identity="tiny", budget_bytes=1 << 30),
             compute=HiddenReader(target=target, tap_layers=config.tap_layers, device=CPU),
         )
         examples.fill(lambda done: None)
