@@ -99,7 +99,8 @@ def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# The self-check's pool and the engine's differ in num_slots, and share one kernel.
+@triton.jit(do_not_specialize=["num_slots"])  # type: ignore[untyped-decorator]
 def _store_kernel(  # type: ignore[no-untyped-def]
     product,
     positions,

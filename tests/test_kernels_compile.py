@@ -26,7 +26,7 @@ ATTEND_TYPES = {
     **dict.fromkeys(["query", "keys", "values"], "*bf16"),
     **dict.fromkeys(["tiles", "starts", "pages", "kv_lens"], "*i32"),
     **dict.fromkeys(["query_stride", "head_stride", "num_queries", "num_tiles"], "i32"),
-    **dict.fromkeys(["max_pages", "window"], "i32"),
+    **dict.fromkeys(["max_pages", "window", "splits"], "i32"),
     **dict.fromkeys(["scale", "softcap"], "fp32"),
     "sums": "*fp32",
 }
@@ -49,7 +49,7 @@ VERIFY = {
     "module": "kv_pool.attention.triton_kernels",
     "kernel": "_attend",
     "types": {**ATTEND_TYPES, "parts": "*fp32"},
-    "constants": {**ATTEND_CONSTANTS, "IS_WHOLE": False, "SPLITS": 8, "QUERIES": 8, "ROWS": 32},
+    "constants": {**ATTEND_CONSTANTS, "IS_WHOLE": False, "QUERIES": 8, "ROWS": 32},
 }
 PROMPT = {
     "module": "kv_pool.attention.triton_kernels",
@@ -60,7 +60,6 @@ PROMPT = {
         "HAS_WINDOW": True,
         "HAS_SOFTCAP": True,
         "IS_WHOLE": True,
-        "SPLITS": 1,
         "QUERIES": 16,
         "ROWS": 64,
     },
@@ -71,12 +70,11 @@ COMBINE = {
     "types": {
         **dict.fromkeys(["parts", "sums", "sinks"], "*fp32"),
         "out": "*bf16",
-        "num_queries": "i32",
+        **dict.fromkeys(["num_queries", "splits"], "i32"),
     },
     "constants": {
         "HAS_SINKS": True,
-        "SPLITS": 8,
-        "BLOCK_SPLITS": 8,
+        "BLOCK_SPLITS": 16,
         "H": 32,
         "DV": 128,
         "BLOCK_DV": 128,

@@ -73,11 +73,11 @@ def launch(
         scale,
         softcap if softcap is not None else 1.0,
         window if window is not None else 0,
+        splits,
         CAUSAL=causal,
         HAS_WINDOW=window is not None,
         HAS_SOFTCAP=softcap is not None,
         IS_WHOLE=is_whole,
-        SPLITS=splits,
         H=num_heads,
         HKV=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
@@ -100,9 +100,9 @@ def launch(
             sinks if sinks is not None else sums,
             out,
             num_queries,
+            splits,
             HAS_SINKS=sinks is not None,
-            SPLITS=splits,
-            BLOCK_SPLITS=triton.next_power_of_2(splits),
+            BLOCK_SPLITS=_MAX_SPLITS,
             H=num_heads,
             DV=value_dim,
             BLOCK_DV=triton.next_power_of_2(value_dim),
@@ -114,16 +114,16 @@ def launch(
 def num_splits(num_programs: int, max_kv_len: int, window: int | None) -> int:
     """Parts to cut the keys into, so that a device has enough to do and a part is worth it."""
     longest = max_kv_len if window is None else min(max_kv_len, window)
-    wanted = max(1, min(_ENOUGH_PROGRAMS // num_programs, longest // _MIN_SPLIT, _MAX_SPLITS))
-    return 1 << (wanted.bit_length() - 1)  # a power of two: each number is a kernel of its own
+    return max(1, min(_ENOUGH_PROGRAMS // num_programs, longest // _MIN_SPLIT, _MAX_SPLITS))
 
 
 def _floats(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
-# What differs from step to step must not make a kernel of its own.
-@triton.jit(do_not_specialize=["num_queries", "num_tiles", "max_pages", "window"])  # type: ignore[untyped-decorator]
+# What differs from step to step must not make a kernel of its own: compiling one takes seconds, and
+# would take them from whoever is waiting.
+@triton.jit(do_not_specialize=["num_queries", "num_tiles", "max_pages", "window", "splits"])  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
     query,
     keys,
@@ -142,11 +142,11 @@ def _attend(  # type: ignore[no-untyped-def]
     scale,
     softcap,
     window,
+    splits,
     CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     IS_WHOLE: tl.constexpr,
-    SPLITS: tl.constexpr,
     H: tl.constexpr,
     HKV: tl.constexpr,
     GROUP: tl.constexpr,
@@ -193,7 +193,7 @@ def _attend(  # type: ignore[no-untyped-def]
         hi = tl.minimum(kv_len, kv_len - query_len + first + QUERIES)
     if HAS_WINDOW:
         lo = tl.maximum(0, kv_len - query_len + first - window + 1)
-    share = (hi - lo + SPLITS - 1) // SPLITS
+    share = (hi - lo + splits - 1) // splits
     lo = lo + split * share
     hi = tl.minimum(hi, lo + share)
 
@@ -251,15 +251,15 @@ def _attend(  # type: ignore[no-untyped-def]
         tl.store(sums + to, weight, mask=is_query)
 
 
-@triton.jit(do_not_specialize=["num_queries"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_queries", "splits"])  # type: ignore[untyped-decorator]
 def _combine(  # type: ignore[no-untyped-def]
     parts,
     sums,
     sinks,
     out,
     num_queries,
+    splits,
     HAS_SINKS: tl.constexpr,
-    SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     H: tl.constexpr,
     DV: tl.constexpr,
@@ -270,7 +270,7 @@ def _combine(  # type: ignore[no-untyped-def]
     split = tl.arange(0, BLOCK_SPLITS)
     dim = tl.arange(0, BLOCK_DV)
     at = split.to(tl.int64) * num_queries * H + row
-    weight = tl.load(sums + at, mask=split < SPLITS, other=float("-inf"))
+    weight = tl.load(sums + at, mask=split < splits, other=float("-inf"))
     largest = tl.max(weight, axis=0)
     if HAS_SINKS:
         sink = tl.load(sinks + tl.program_id(1)).to(tl.float32)
@@ -281,7 +281,7 @@ def _combine(  # type: ignore[no-untyped-def]
         total = total + tl.exp(sink - largest)
     part = tl.load(
         parts + at[:, None] * DV + dim[None, :],
-        mask=(split < SPLITS)[:, None] & (dim < DV)[None, :],
+        mask=(split < splits)[:, None] & (dim < DV)[None, :],
         other=0.0,
     )
     result = tl.sum(part * share[:, None], axis=0) / total

@@ -109,3 +109,32 @@ def test_without_the_stacked_form_the_kernel_is_passed_by(mode: ContextKVMode) -
     found = written(network, mode, FusedContext(), 5)
     per_layer = written(network, "off", None, 5)
     torch.testing.assert_close(found, per_layer, rtol=0, atol=0)
+
+
+def test_pools_of_more_than_two_billion_numbers_are_written_where_they_should_be() -> None:
+    """The last layer of such a pool; the rest is never touched, and costs nothing."""
+    num_layers, num_heads, head_dim = 3, 2, 16
+    num_slots = (1 << 31) // (2 * num_heads * head_dim) + 8  # layer 2 begins behind that number
+    shape = (num_layers, num_slots, num_heads, head_dim)
+    keys, values = (torch.empty(shape, dtype=torch.float16, device=DEVICE) for _ in range(2))
+    product = torch.randn(2, 2 * num_layers * num_heads * head_dim, device=DEVICE).half()
+    slots = torch.tensor([num_slots - 1, 3], device=DEVICE)
+    store_stacked(
+        product,
+        torch.zeros(2, dtype=torch.long, device=DEVICE),
+        slots,
+        norm=torch.ones(num_layers, 1, head_dim, device=DEVICE),
+        eps=1e-6,
+        factors=torch.tensor([1.0, 0.0], device=DEVICE)[None, :, None]
+        .expand(1, 2, head_dim)
+        .clone(),
+        keys=keys,
+        values=values,
+    )
+    rows = product.view(2, num_layers, 2, num_heads, head_dim)
+    normed = torch.nn.functional.rms_norm(rows[:, :, 0].float(), (head_dim,), eps=1e-6)
+    for layer in (0, 2):
+        assert torch.equal(values[layer, slots], rows[:, layer, 1])
+        torch.testing.assert_close(
+            keys[layer, slots].float(), normed[:, layer], atol=5e-3, rtol=5e-3
+        )

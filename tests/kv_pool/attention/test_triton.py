@@ -68,7 +68,7 @@ def test_it_is_dense_attention_over_ragged_batches(page_size: int, options: Opti
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-@pytest.mark.parametrize("splits", [2, 8])
+@pytest.mark.parametrize("splits", [2, 3, 16])
 def test_keys_in_parts_are_the_keys_at_once(splits: int, options: Options) -> None:
     batch = make_batch(query_lens=[6, 1], kv_lens=[150, 3], page_size=4, unwritten=float("nan"))
     with patch.object(triton_kernels, "num_splits", lambda *_: splits):
@@ -140,6 +140,7 @@ def test_queries_need_not_lie_side_by_side() -> None:
         (8, 100, None, 1),
         (8, 16384, 512, 2),
         (64, 16384, None, 4),
+        (80, 16384, None, 3),
         (1024, 16384, None, 1),
     ],
 )
@@ -152,3 +153,19 @@ def test_few_sequences_with_long_contexts_are_split(
 def test_graphs_can_hold_it() -> None:
     backend = TritonAttention(page_size=4, device=DEVICE)
     assert isinstance(backend, FixedBackend)
+
+
+def test_pools_of_more_than_two_billion_numbers_are_read_where_they_should_be() -> None:
+    """Offsets of 32 bits would come out below the pool; it is never touched, and costs nothing."""
+    batch = make_batch(query_lens=[2], kv_lens=[7], page_size=4)
+    want = attend_dense(batch, Options())
+    heads, dim = batch.keys.shape[1:]
+    num_slots = (1 << 31) // (heads * dim) + 64
+    first = (num_slots - 32) // 4  # of pages behind the two billionth number
+    slots = slice(4 * first, 4 * first + len(batch.keys))
+    for name in ("keys", "values"):
+        large = torch.empty(num_slots, heads, dim, dtype=torch.float16, device=DEVICE)
+        large[slots] = getattr(batch, name).to(DEVICE)
+        setattr(batch, name, large)
+    batch.page_tables = [[page + first for page in table] for table in batch.page_tables]
+    assert_same(attend_eagerly(batch, Options()), want, 2e-3)
