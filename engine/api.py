@@ -195,6 +195,7 @@ class EngineSnapshot:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()
+    num_withheld_draft_tokens: int = 0  # that rounds had room for, but would not have paid
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
@@ -208,6 +209,7 @@ class EngineSnapshot:
     num_pages: int = 0
     num_used_pages: int = 0
     num_cached_pages: int = 0
+    is_parked: bool = False  # drafts do not pay at the load of the latest rounds
     has_collapsed: bool = False  # acceptance over the last rounds does not pay for the draft
     seconds_since_progress: float = 0.0
 

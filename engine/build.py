@@ -14,11 +14,13 @@ from engine.admission import Limits, served_len
 from engine.api import EngineInfo
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.cost_measuring import CostRig
 from engine.describe import describe, log_start
 from engine.draft_building import (
     choose_draft_path,
     context_kernel,
     make_budget,
+    make_draft_budget,
     make_proposer,
 )
 from engine.draft_check import check_acceleration
@@ -47,6 +49,7 @@ from engine.resolve import (
 )
 from engine.scheduler import Scheduler
 from engine.self_check import ShapeProbe, ask_alone, probe_shapes
+from engine.step_costs import StepCosts
 from engine.target import Target, TargetModel
 from engine.target_building import choose_path, make_target
 from engine.target_loading import LoadedTarget, load_target
@@ -121,12 +124,14 @@ def wire_engine(
     device: torch.device,
     recorder: StepRecorder | None = None,
     acceleration: Acceleration | None = None,
+    costs: StepCosts | None = None,
     tap_layers: tuple[int, ...] | None = None,
 ) -> Built:
     """Check the target, size the pool and connect the parts.
 
     tap_layers: what the target's passes hand over, to the recorder that is; with a draft they are
     the draft's own. acceleration: None chooses what the config and the device allow.
+    costs: what the draft budget goes by; None measures them if there is one.
     Raises LoadError when the target fails its self-check or the memory does not suffice.
     """
     target = quantise(config, target, device)
@@ -183,16 +188,6 @@ def wire_engine(
     max_len = served_len(
         model_len=target.max_len, pool_tokens=memory.num_tokens, num_slots=num_slots
     )
-    scheduler = Scheduler(
-        pages=pages,
-        limits=Limits(max_len=max_len, vocab_size=target.vocab_size),
-        eos_ids=target.eos_ids,
-        num_slots=num_slots,
-        num_draft_tokens=resolve_num_draft_tokens(config, block_size),
-        max_running=config.max_running_requests,
-        max_queued=config.max_queued_requests,
-        prefill_chunk_tokens=config.prefill_chunk_tokens,
-    )
     metrics = StepMetrics(block_size=block_size)
     runner = make_target(
         target, pool, tap_layers=tap_layers, native=path.native, attention=attention
@@ -201,6 +196,30 @@ def wire_engine(
         config, acceleration, target, runner, proposer, pool, tap_layers, max_len, device
     )
     proposer = graphs.proposer
+    num_draft_tokens = resolve_num_draft_tokens(config, block_size)
+    rig = CostRig(
+        target=graphs.target,
+        proposer=proposer,
+        num_pages=memory.num_pages,
+        page_size=memory.page_size,
+        max_len=max_len,
+        max_running=config.max_running_requests,
+        width=num_draft_tokens + 1,
+        tiers=graphs.tiers,
+        device=device,
+    )
+    draft_budget = make_draft_budget(config, draft, rig, costs=costs)
+    scheduler = Scheduler(
+        pages=pages,
+        limits=Limits(max_len=max_len, vocab_size=target.vocab_size),
+        eos_ids=target.eos_ids,
+        num_slots=num_slots,
+        num_draft_tokens=num_draft_tokens,
+        max_running=config.max_running_requests,
+        max_queued=config.max_queued_requests,
+        prefill_chunk_tokens=config.prefill_chunk_tokens,
+        draft_budget=draft_budget,
+    )
     core = EngineCore(
         target=graphs.target,
         proposer=proposer,
@@ -211,7 +230,17 @@ def wire_engine(
         recorder=recorder,
     )
     details = describe(
-        config, target, draft, proposer, graphs, memory, path, draft_path, max_len, device
+        config,
+        target,
+        draft,
+        proposer,
+        graphs,
+        memory,
+        path,
+        draft_path,
+        draft_budget,
+        max_len,
+        device,
     )
     log_start(details)
     engine = Engine(

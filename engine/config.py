@@ -25,6 +25,7 @@ class EngineConfig:
     draft_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the draft's matrices
     allow_other_target: bool = False  # a draft that names another target is taken all the same
     num_draft_tokens: int | None = None  # verified per round; None: the draft's block size
+    draft_budget: Literal["auto", "always"] = "auto"  # always: that many at any load
     confidence_threshold: float | None = None  # None: every draft token is verified
     stacked_context_kv: ContextKVMode = "auto"
     page_size: int = 16  # tokens

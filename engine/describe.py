@@ -8,12 +8,15 @@ import torch
 
 from draft import Proposer
 from draft.matrices import matrices_dtype
+from engine.acceptance_history import PRIOR_CHANCE
 from engine.config import EngineConfig
+from engine.draft_budget import LoadBudget
 from engine.draft_building import DraftPath
 from engine.draft_loading import LoadedDraft
 from engine.graphs.building import Graphs
 from engine.memory import MemoryPlan
 from engine.resolve import resolve_num_draft_tokens
+from engine.step_costs import Curve
 from engine.target_building import TargetPath
 from engine.target_loading import LoadedTarget
 
@@ -29,6 +32,7 @@ def describe(
     memory: MemoryPlan,
     path: TargetPath,
     draft_path: DraftPath,
+    draft_budget: LoadBudget | None,
     max_len: int,
     device: torch.device,
 ) -> dict[str, object]:
@@ -59,6 +63,7 @@ def describe(
             "sample_from_anchor": draft.config.sample_from_anchor,
             "vocab_size": draft.config.num_outputs,
             "num_draft_tokens": resolve_num_draft_tokens(config, draft.config.block_size),
+            "budget": _describe_budget(config, draft_budget),
             "confidence_threshold": config.confidence_threshold,
             "calibrated": draft.calibration is not None,
             "layers": draft.config.num_layers,
@@ -82,6 +87,25 @@ def describe(
         },
         "memory": dict(memory.describe()),
         "max_len": max_len,
+    }
+
+
+def _describe_budget(config: EngineConfig, budget: LoadBudget | None) -> dict[str, object]:
+    if budget is None:
+        return {"mode": "always"}
+
+    def ms(curve: Curve) -> dict[str, float]:
+        points = zip(curve.sizes, curve.seconds, strict=True)
+        return {str(size): round(1000 * seconds, 2) for size, seconds in points}
+
+    return {
+        "mode": "auto",
+        "pass_ms_by_rows": ms(budget.costs.passes),
+        "draft_ms_by_sequences": ms(budget.costs.drafts),
+        "most_sequences_by_chance": {
+            f"{chance:g}": budget.most_sequences(chance, max_running=config.max_running_requests)
+            for chance in (PRIOR_CHANCE, 1.0)
+        },
     }
 
 
@@ -115,6 +139,7 @@ def log_start(details: Mapping[str, Any]) -> None:
             *(draft[name] for name in ("path", "block_size", "num_draft_tokens", "layers")),
             *(draft[name] for name in ("tap_layers", "matrices")),
         )
+        _log_budget(draft["budget"])
         if draft["confidence_threshold"] is not None:
             logger.info(
                 "draft tokens are verified while the block stands up to them with a chance of %g, "
@@ -140,6 +165,24 @@ def log_start(details: Mapping[str, Any]) -> None:
         *(memory[name] for name in ("num_pages", "page_size", "tokens", "budget")),
     )
     logger.info("one request may have %d tokens, prompt and output together", details["max_len"])
+
+
+def _log_budget(budget: Mapping[str, Any]) -> None:
+    if budget["mode"] == "always":
+        logger.info("draft budget: always; every round verifies its whole number")
+        return
+    logger.info(
+        "draft budget: auto; a target pass takes (rows: ms) %s; a draft pass (sequences: ms) %s; "
+        "%s",
+        *(
+            ", ".join(f"{size}: {ms:g}" for size, ms in budget[table].items())
+            for table in ("pass_ms_by_rows", "draft_ms_by_sequences")
+        ),
+        ", ".join(
+            f"at a chance of {chance} a token drafts pay for up to {most} sequences at once"
+            for chance, most in budget["most_sequences_by_chance"].items()
+        ),
+    )
 
 
 def _tiers(sizes: list[int]) -> str:

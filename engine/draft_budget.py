@@ -79,6 +79,26 @@ class LoadBudget:
         self._num_probes = 0
         self.is_parked = False
 
+    @property
+    def costs(self) -> StepCosts:
+        return self._costs
+
+    def most_sequences(self, chance: float, *, max_running: int) -> int:
+        """How many sequences at once any of which drafts, if each token stands with this chance.
+
+        All of them are in rounds of short contexts, and none is near its end.
+        """
+        survival = [chance**position for position in range(1, self._full + 1)]
+        counts = range(max_running, 0, -1)
+        return next(
+            (
+                n
+                for n in counts
+                if any(best_allotment(Load((self._full,) * n), survival, self._costs))
+            ),
+            0,
+        )
+
     def allot(self, load: Load) -> tuple[int, ...]:
         """See DraftBudget.allot."""
         self._history.pass_step()

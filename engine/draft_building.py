@@ -14,6 +14,8 @@ from draft import (
 from draft.calibration import Scaling
 from engine.budget import ConfidenceThreshold, VerifyAll, VerifyBudget
 from engine.config import EngineConfig
+from engine.cost_measuring import CostRig, measure_costs
+from engine.draft_budget import LoadBudget
 from engine.draft_check import CONTEXTS, difference_of
 from engine.draft_loading import LoadedDraft
 from engine.errors import LoadError
@@ -21,6 +23,7 @@ from engine.native.compiling import NativeUnavailable
 from engine.native.draft_context import NativeContext
 from engine.native.draft_round import NativeRound
 from engine.native.setup import DRAFT_ROWS, LINEAR_ROWS, Native
+from engine.step_costs import StepCosts
 from kv_pool import AttentionBackend, KVPool
 
 logger = logging.getLogger(__name__)
@@ -56,6 +59,17 @@ def make_budget(config: EngineConfig, draft: LoadedDraft | None) -> VerifyBudget
     return ConfidenceThreshold(
         threshold=threshold, scaling=as_said if fitted is None else fitted.scaling
     )
+
+
+def make_draft_budget(
+    config: EngineConfig, draft: LoadedDraft | None, rig: CostRig, *, costs: StepCosts | None
+) -> LoadBudget | None:
+    """None lets every round verify its whole number. costs: None measures them."""
+    if draft is None or config.draft_budget == "always":
+        return None
+    if rig.max_len < 4 * rig.width:  # no room for a measured window, nor for anything to gain
+        return None
+    return LoadBudget(costs=costs or measure_costs(rig), num_draft_tokens=rig.width - 1)
 
 
 def choose_draft_path(

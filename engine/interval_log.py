@@ -28,10 +28,12 @@ class IntervalLog:
         rounds = now.num_rounds - before.num_rounds
         accepted = now.num_accepted_tokens - before.num_accepted_tokens
         logger.info(
-            "steps=%d tokens_per_s=%.1f accept_length=%s running=%d waiting=%d used_pages=%d/%d",
+            "steps=%d tokens_per_s=%.1f accept_length=%s withheld_drafts=%d running=%d waiting=%d "
+            "used_pages=%d/%d",
             now.num_steps - before.num_steps,
             (now.num_output_tokens - before.num_output_tokens) / seconds,
             f"{1 + accepted / rounds:.2f}" if rounds else "-",
+            now.num_withheld_draft_tokens - before.num_withheld_draft_tokens,
             now.num_running,
             now.num_waiting,
             now.num_used_pages,

@@ -27,6 +27,7 @@ def to_engine_config(settings: Settings) -> EngineConfig:
         draft_dtype=speculative.draft_dtype,
         allow_other_target=speculative.allow_other_target,
         num_draft_tokens=count_or_none(speculative.num_draft_tokens),
+        draft_budget=speculative.draft_budget,
         confidence_threshold=(
             speculative.confidence.threshold if speculative.confidence.mode == "threshold" else None
         ),

@@ -159,6 +159,11 @@ def _engine_metrics(snapshot: EngineSnapshot) -> Iterator[Metric]:
         "position",
         position,
     )
+    yield _counter(
+        "spec_decode_num_withheld_draft_tokens",
+        "Draft tokens that rounds had room for, but that would not have paid at their load.",
+        s.num_withheld_draft_tokens,
+    )
     yield _counter("prompt_tokens", "Tokens of prompts.", s.num_prompt_tokens)
     yield _counter("generation_tokens", "Tokens of answers.", s.num_output_tokens)
     yield _counter(
@@ -198,6 +203,11 @@ def _engine_metrics(snapshot: EngineSnapshot) -> Iterator[Metric]:
         "spec_decode_mean_accept_length",
         "Tokens per round since start, bonus included.",
         mean_accept_length(s),
+    )
+    yield _gauge(
+        "spec_decode_is_parked",
+        "1 while no draft pays at the load of the latest rounds.",
+        float(s.is_parked),
     )
     yield _gauge(
         "spec_decode_has_collapsed",

@@ -108,8 +108,14 @@ class SpeculativeSection(Section):
     )
     num_draft_tokens: AutoOrCount = Field(
         "auto",
-        description="Draft tokens verified in a round, anchor and bonus not counted; auto "
+        description="Draft tokens verified in a round at most, anchor and bonus not counted; auto "
         "is the draft's block size.",
+    )
+    draft_budget: Literal["auto", "always"] = Field(
+        "auto",
+        description="auto: as many draft tokens as pay at the load of each step, by costs measured "
+        "at start and by how many stood before; none if none pay. Requests with a seed above "
+        "temperature 0 keep their number. always: num_draft_tokens at any load.",
     )
     stacked_context_kv: Literal["auto", "on", "off"] = Field(
         "auto",

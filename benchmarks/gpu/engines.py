@@ -31,6 +31,10 @@ def acceleration_of(device: torch.device, **settings: Any) -> Acceleration:
     )
 
 
+def interprets_triton() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def context_kernel_of(device: torch.device) -> ContextKernel | None:
     """The device's own; on a CPU triton's interpreter runs it, where that is switched on.
 
@@ -38,7 +42,7 @@ def context_kernel_of(device: torch.device) -> ContextKernel | None:
     """
     if device.type == "cuda":
         return acceleration_of(device).context_kernel
-    if os.environ.get("TRITON_INTERPRET") != "1":
+    if not interprets_triton():
         return None
     from draft.triton_context import FusedContext
 
@@ -57,7 +61,13 @@ def engine_of(
     """settings are fields of EngineConfig."""
     accelerated = {"graphs": graphs, "attention_backend": attention_backend}
     return wire_engine(
-        EngineConfig(target="random", native_kernels="off", **accelerated, **settings),  # type: ignore[arg-type]
+        EngineConfig(  # type: ignore[arg-type]
+            target="random",
+            native_kernels="off",
+            draft_budget="always",
+            **accelerated,
+            **settings,
+        ),
         target=pair.target,
         draft=pair.draft if speculates else None,
         device=device,

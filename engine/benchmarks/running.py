@@ -104,7 +104,7 @@ def run_benchmark(
                 report=report,
             )
         return compare_stacked(
-            _load(config, workload, device),
+            _load(_with_whole_rounds(config), workload, device),
             workload,
             trials=trials,
             repetitions=_REPETITIONS,
@@ -164,7 +164,7 @@ def run_evaluation(
     """
 
     def measure(device: torch.device) -> Outcome:
-        built = _load(config, workload, device)
+        built = _load(_with_whole_rounds(config), workload, device)
         return measure_accept_lengths(built, workload, temperatures=temperatures, report=report)
 
     return _measured(config, measure)
@@ -181,7 +181,9 @@ def run_calibration(
     assert config.draft is not None
     recorder = ConfidenceRecorder()
     # Every position is verified.
-    whole = dataclasses.replace(config, num_draft_tokens=None, confidence_threshold=None)
+    whole = dataclasses.replace(
+        _with_whole_rounds(config), num_draft_tokens=None, confidence_threshold=None
+    )
     name, revision = config.draft, config.draft_revision
 
     def measure(device: torch.device) -> Outcome:
@@ -194,6 +196,11 @@ def run_calibration(
     return dataclasses.replace(
         measurement, notes=(*measurement.notes, _note_of_plot(measurement.outcome))
     )
+
+
+def _with_whole_rounds(config: EngineConfig) -> EngineConfig:
+    """For what counts rounds: it is a matter of the draft, not of the machine or the load."""
+    return dataclasses.replace(config, draft_budget="always")
 
 
 def _note_of_plot(outcome: Outcome) -> str:

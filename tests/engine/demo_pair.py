@@ -25,7 +25,11 @@ class DemoPair:
     @classmethod
     def load(cls, target_folder: Path, draft_folder: Path) -> "DemoPair":
         config = EngineConfig(
-            target=str(target_folder), draft=str(draft_folder), max_model_len=1024, num_pages=192
+            target=str(target_folder),
+            draft=str(draft_folder),
+            draft_budget="always",  # rounds as the original makes them, and the same in every run
+            max_model_len=1024,
+            num_pages=192,
         )
         target = load_target(
             config.target,

@@ -167,6 +167,7 @@ def test_a_built_engine_diagnoses_by_itself(
     config = EngineConfig(
         target=str(tmp_path / "target"),
         draft=str(write_tiny_draft(tmp_path / "draft")),
+        draft_budget="always",  # else such a draft is soon not asked any more
         num_pages=64,
         num_threads=1,
     )

@@ -117,17 +117,15 @@ def test_without_a_budget_nothing_is_withheld() -> None:
     assert not harness.scheduler.is_parked
 
 
-def test_a_round_without_drafts_reserves_no_scratch() -> None:
+@pytest.mark.parametrize(("number", "pages"), [(0, 2), (3, 3)])
+def test_a_round_without_drafts_reserves_no_scratch(number: int, pages: int) -> None:
     """Seven tokens and an anchor fill two pages; a draft block would need a third."""
-    used = {}
-    for number in (0, 3):
-        budget = Scripted(lambda load, n=number: (n,) * len(load.caps))
-        harness = Harness(draft_budget=budget, page_size=4, chunk=64)
-        harness.scheduler.add(request("a", prompt_len=7, max_new_tokens=20))
-        harness.step()
-        harness.scheduler.plan()
-        used[number] = harness.pages.num_used
-    assert used == {0: 2, 3: 3}
+    budget = Scripted(lambda load: (number,) * len(load.caps))
+    harness = Harness(draft_budget=budget, page_size=4, chunk=64)
+    harness.scheduler.add(request("a", prompt_len=7, max_new_tokens=20))
+    harness.step()
+    harness.scheduler.plan()
+    assert harness.pages.num_used == pages
 
 
 @settings(deadline=None)

@@ -1,13 +1,19 @@
 """The central promise: drafts change the speed and never the text."""
 
+import itertools
+import random
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from draft import BlockRequest, DraftBlock, DSparkProposer
 from engine import FinishReason, Request, SamplingParams
 from engine.build import Built
+from engine.draft_budget import Load, LoadBudget
+from engine.step_costs import Curve, StepCosts
 from tests.engine.running import generate_alone, greedy_requests, oracle, prompts, run_all
 from tests.engine.tiny_models import CONFIGS, VOCAB, tiny_engine, tiny_target, write_tiny_draft
 
@@ -225,3 +231,104 @@ def test_switching_the_context_writer_between_steps_changes_nothing(draft_folder
                 if event.finish is not None:
                     assert event.finish.speculation == calm[event.request_id][1].speculation
     assert ids == {name: found for name, (found, _) in calm.items()}
+
+
+# One stream drafts all, a crowd nothing: see tests/engine/test_draft_budget.py.
+COSTS = StepCosts(
+    passes=Curve.through({1: 0.012, 5: 0.014, 8: 0.019, 16: 0.035, 40: 0.080}),
+    drafts=Curve.through({1: 0.0025, 8: 0.007}),
+)
+
+
+@pytest.mark.parametrize("good", [None, 0, 2, 4])
+def test_drafts_by_load_leave_greedy_text_as_it_is(good: int | None, draft_folder: Path) -> None:
+    asked, expected = _expected("llama", 8, has_eos=False)
+    built = tiny_engine(
+        target=tiny_target(has_eos=False),
+        draft_folder=draft_folder,
+        costs=COSTS,
+        max_running_requests=8,
+        prefill_chunk_tokens=7,  # so the load comes and goes
+    )
+    assert _greedy_texts(built, asked, expected, good) == expected
+    seen = built.engine.snapshot()
+    assert seen.num_draft_tokens > 0
+    assert seen.num_withheld_draft_tokens > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_pages": 20, "prefill_chunk_tokens": 7}, {"num_draft_tokens": 3}], ids=str
+)
+def test_any_number_of_drafts_leaves_greedy_text_as_it_is(
+    settings: dict[str, object], seed: int, draft_folder: Path
+) -> None:
+    asked, expected = _expected("llama", 8)
+    numbers = random.Random(seed)
+
+    def anything(self: LoadBudget, load: Load) -> list[int]:
+        return [numbers.randint(0, cap) for cap in load.caps]
+
+    built = tiny_engine(draft_folder=draft_folder, costs=COSTS, **settings)
+    with patch.object(LoadBudget, "allot", anything):
+        assert _greedy_texts(built, asked, expected, 2) == expected
+
+
+def test_a_seeded_request_is_the_same_whatever_load_does_to_the_others(draft_folder: Path) -> None:
+    asked = prompts(8, vocab=VOCAB)
+    seeded = [
+        Request(str(i), tuple(p), SamplingParams(max_new_tokens=20, temperature=0.9, seed=i))
+        for i, p in enumerate(asked)
+        if i % 4 == 0
+    ]
+    others = [
+        Request(str(i), tuple(p), SamplingParams(max_new_tokens=20, temperature=float(i % 2)))
+        for i, p in enumerate(asked)
+        if i % 4
+    ]
+    alone = {}
+    for request in seeded:
+        alone |= run_all(tiny_engine(draft_folder=draft_folder), [request])
+    built = tiny_engine(draft_folder=draft_folder, costs=COSTS, max_running_requests=8)
+    together = run_all(built, [*others, *seeded])
+    assert built.engine.snapshot().num_withheld_draft_tokens > 0
+    for name, (ids, finish) in alone.items():
+        assert together[name][0] == ids
+        assert together[name][1].speculation == finish.speculation
+
+
+def _blocks(built: Built, asked: list[list[int]]) -> dict[int, list[int]]:
+    """Draft tokens of every draft pass for one sequence, by its anchor's position."""
+    blocks: dict[int, list[int]] = {}
+    propose = DSparkProposer.propose
+
+    def watched(self: DSparkProposer, request: BlockRequest) -> DraftBlock:
+        block = propose(self, request)
+        blocks[request.context_lens[0]] = block.draft_ids[0].tolist()
+        return block
+
+    with patch.object(DSparkProposer, "propose", watched):
+        run_all(built, greedy_requests(asked, 30))
+    return blocks
+
+
+def test_drafts_begin_late_as_if_they_had_never_been_away(draft_folder: Path) -> None:
+    """A step without drafts runs no draft pass, and writes the context all the same."""
+    asked = prompts(1, vocab=VOCAB, low=20, high=21)
+    steps = itertools.count()
+
+    def late(self: LoadBudget, load: Load) -> list[int]:
+        return [cap if next(steps) >= 6 else 0 for cap in load.caps]
+
+    with patch.object(LoadBudget, "allot", late):
+        by_load = _blocks(
+            tiny_engine(target=tiny_target(has_eos=False), draft_folder=draft_folder, costs=COSTS),
+            asked,
+        )
+    always = _blocks(
+        tiny_engine(target=tiny_target(has_eos=False), draft_folder=draft_folder), asked
+    )
+    assert min(by_load) == 20 + 6
+    both = by_load.keys() & always.keys()
+    assert len(both) > 10
+    assert all(by_load[position] == always[position] for position in both)

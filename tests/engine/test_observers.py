@@ -50,11 +50,12 @@ def test_one_line_an_interval_tells_rates_of_that_interval(
                 num_draft_tokens=90,
                 num_accepted_tokens=45,
                 accepted_per_position=(30, 15, 0),
+                num_withheld_draft_tokens=8,
                 num_output_tokens=100,
             )
         )
     lines = [r.getMessage() for r in caplog.records]
-    assert "tokens_per_s=5.0 accept_length=2.50" in lines[0]
+    assert "tokens_per_s=5.0 accept_length=2.50 withheld_drafts=8" in lines[0]
     assert "per-position acceptance rate: 1.000, 0.500, 0.000" in lines[1]
     assert "average draft acceptance rate: 50.0%" in lines[1]
     assert len(lines) == 2

@@ -23,6 +23,7 @@ from engine.build import Built, wire_engine
 from engine.config import EngineConfig
 from engine.draft_loading import LoadedDraft, load_draft
 from engine.recording import StepRecorder
+from engine.step_costs import StepCosts
 from engine.target_loading import LoadedTarget, describe_target
 
 VOCAB = 199
@@ -161,12 +162,15 @@ def tiny_engine(
     draft_folder: Path | None = None,
     recorder: StepRecorder | None = None,
     acceleration: Acceleration | None = None,
+    costs: StepCosts | None = None,
     tap_layers: tuple[int, ...] | None = None,
     **settings: Any,
 ) -> Built:
     """An engine over tiny models; settings are fields of EngineConfig."""
     target = target if target is not None else tiny_target()
     draft = load_tiny_draft(draft_folder, target) if draft_folder is not None else None
+    # Measured costs differ from run to run, and drafts with them: who tests a budget brings some.
+    settings = {"draft_budget": "always" if costs is None else "auto", **settings}
     settings = {"num_pages": 128, "page_size": 4, "prefill_chunk_tokens": 32, **settings}
     return wire_engine(
         EngineConfig(target="tiny", draft=str(draft_folder) if draft_folder else None, **settings),
@@ -175,5 +179,6 @@ def tiny_engine(
         device=CPU,
         recorder=recorder,
         acceleration=acceleration,
+        costs=costs,
         tap_layers=tap_layers,
     )

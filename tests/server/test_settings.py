@@ -309,6 +309,7 @@ def test_every_field_of_the_engines_config_can_be_set() -> None:
         *("--device.num_threads", "1", "--device.native_kernels", "off", "--device.graphs", "off"),
         *("--speculative.allow_other_target", "true", "--confidence-mode", "threshold"),
         *("--speculative.draft_dtype", "bfloat16", "--quantization", "int8"),
+        *("--speculative.draft_budget", "always"),
     ]
     config, default = to_engine_config(load(argv)), EngineConfig(target="")
     same = [

@@ -46,6 +46,7 @@ def graphed_engine(
         "prefill_chunk_tokens": 32,
         "max_running_requests": 6,
         "native_kernels": "off",
+        "draft_budget": "always",
         **settings,
     }
     with torch.inference_mode(False):
