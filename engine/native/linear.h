@@ -32,16 +32,25 @@
 #define WIDE_NT NT
 #endif
 
-#define ROW_BLOCK 96    // rows of x that stay in the second cache while all of w passes
-#define COLUMN_BLOCK 64  // rows of w that stay there while those rows of x pass
+#define ROW_BLOCK 96              // rows of x that stay in the second cache while all of w passes
+#define COLUMN_BYTES (128 << 10)  // of w that stay there while those rows of x pass
 
 // How far, in bytes, memory is read ahead of the arithmetic. The rows of a tile are too short for
-// the hardware to notice where they lead. One row of x leaves the first cache free for what comes;
+// the hardware to notice where they lead. Few rows of x leave the first cache room for what comes;
 // more rows use it themselves, so what comes waits in the second.
-#define AHEAD_NEAR (18 << 10)
+#define AHEAD_NEAR (9 << 10)
 #define AHEAD_FAR (64 << 10)
 
-enum class Ahead { none, near, far };
+// Near or far, as much is read as is used meanwhile. Where several tiles of x use the same columns of
+// w, each reads its part of the columns that follow, so that memory is never waited for in turns
+// with arithmetic: a half or a quarter of what it uses, until it has read its part.
+enum class Ahead { none, near, far, half, quarter };
+
+// Bytes to read ahead while `used` are used.
+template <Ahead A>
+constexpr int64_t pace(int64_t used) {
+  return A == Ahead::none ? 0 : A == Ahead::half ? used / 2 : A == Ahead::quarter ? used / 4 : used;
+}
 
 template <auto VALUE>
 constexpr std::integral_constant<decltype(VALUE), VALUE> fixed = {};
@@ -50,16 +59,18 @@ constexpr std::integral_constant<decltype(VALUE), VALUE> fixed = {};
 struct Stretch {
   const char *end, *next;
 
-  const char *ahead_of(const void *w, Ahead ahead) const {
-    const char *at = (const char *)w + (ahead == Ahead::near ? AHEAD_NEAR : AHEAD_FAR);
-    return at < end || !next ? at : next + (at - end);
-  }
+  // Where a byte lies that is counted as if `next` came right behind `end`.
+  const char *place(const char *at) const { return at < end || !next ? at : next + (at - end); }
 };
 
-template <Ahead A, size_t BYTES>
-static inline void read_ahead(const char *&at) {
-  if constexpr (A != Ahead::none)
-    for (size_t i = 0; i < BYTES; i += 64) __builtin_prefetch(at + i, 0, A == Ahead::near ? 3 : 2);
+// What is still to be read ahead.
+struct Reading {
+  const char *at, *end;
+};
+
+template <Ahead A, int64_t BYTES>
+ALWAYS_INLINE void read_ahead(const char *&at) {
+  for (int64_t i = 0; i < BYTES; i += 64) __builtin_prefetch(at + i, 0, A == Ahead::near ? 3 : 2);
   at += BYTES;
 }
 
@@ -111,6 +122,28 @@ struct Lanes<bfloat16, bfloat16> {
 template <class W>
 constexpr bool multiplies_pairs = Lanes<W, W>::width > VL;
 
+// Numbers of y from their sums, one or four at a time: T is a float or a quad.
+template <class T>
+ALWAYS_INLINE void finish_numbers(const float *sums, Finish finish, float *y, Into into) {
+  typedef T T_at __attribute__((aligned(4), may_alias));
+  T s = *(const T_at *)sums;
+  if (finish.scale) {
+    s *= *(const T_at *)finish.scale;
+    ROUNDED(s);
+  }
+  if (finish.bias) s += *(const T_at *)finish.bias;
+  *(T_at *)y = into == Into::add ? *(const T_at *)y + s : s;
+}
+
+template <int N>
+ALWAYS_INLINE void finish_row(const float *sums, Finish finish, float *y, Into into) {
+  if constexpr (N % 4 == 0) {
+    for (int n = 0; n < N; n += 4) finish_numbers<quad>(sums + n, finish.from(n), y + n, into);
+  } else {
+    for (int n = 0; n < N; n++) finish_numbers<float>(sums + n, finish.from(n), y + n, into);
+  }
+}
+
 template <int M, int N, Ahead A, class X, class W>
 static inline void linear_tile(const X *x, int64_t ldx, const W *w, int64_t K,
                                Finish finish, float *y, int64_t ldy, Into into,
@@ -129,7 +162,7 @@ static inline void linear_tile(const X *x, int64_t ldx, const W *w, int64_t K,
       wk[n] = read(w + n * K);
       IN_REGISTER(wk[n]);
     }
-    read_ahead<A, N * L::width * sizeof(W)>(ahead);
+    read_ahead<A, pace<A>(N * L::width * sizeof(W))>(ahead);
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
       part xk = read(x + m * ldx);
@@ -144,16 +177,7 @@ static inline void linear_tile(const X *x, int64_t ldx, const W *w, int64_t K,
   float sums[M][N];
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++) sum_each<N>(acc[m], sums[m]);
-  for (int m = 0; m < M; m++)
-    for (int n = 0; n < N; n++) {
-      float s = sums[m][n];
-      if (finish.scale) {
-        s *= finish.scale[n];
-        ROUNDED(s);
-      }
-      if (finish.bias) s += finish.bias[n];
-      y[m * ldy + n] = into == Into::add ? y[m * ldy + n] + s : s;
-    }
+  for (int m = 0; m < M; m++) finish_row<N>(sums[m], finish, y + m * ldy, into);
 }
 
 template <int N, Ahead A, class X, class W>
@@ -172,18 +196,23 @@ static inline void linear_rows(int64_t M, const X *x, int64_t ldx, const W *w, i
   }
 }
 
-// The rows of one tile against columns begin .. end - 1.
+// The rows of one tile against columns begin .. end - 1, and what is read ahead meanwhile.
 template <int N, Ahead A, class X, class W>
 ONE_COPY void linear_strip(int64_t begin, int64_t end, int64_t M, const X *x, int64_t ldx,
                            const W *w, int64_t K, Finish finish, float *y, int64_t ldy, Into into,
-                           const Stretch &stretch) {
+                           const Stretch &stretch, Reading reading) {
+  const auto columns = [&](auto count, int64_t n) __attribute__((always_inline)) {
+    constexpr int C = count();
+    if (reading.at < reading.end)
+      linear_rows<C, A>(M, x, ldx, w + n * K, K, finish.from(n), y + n, ldy, into,
+                        stretch.place(reading.at));
+    else
+      linear_rows<C, Ahead::none>(M, x, ldx, w + n * K, K, finish.from(n), y + n, ldy, into, nullptr);
+    reading.at += pace<A>(C * K * sizeof(W));
+  };
   int64_t n = begin;
-  for (; n + N <= end; n += N)
-    linear_rows<N, A>(M, x, ldx, w + n * K, K, finish.from(n), y + n, ldy, into,
-                      stretch.ahead_of(w + n * K, A));
-  for (; n < end; n++)
-    linear_rows<1, A>(M, x, ldx, w + n * K, K, finish.from(n), y + n, ldy, into,
-                      stretch.ahead_of(w + n * K, A));
+  for (; n + N <= end; n += N) columns(fixed<N>, n);
+  for (; n < end; n++) columns(fixed<1>, n);
 }
 
 // Columns [begin, end) of y: one thread's share. `next` is what this thread reads after them.
@@ -191,25 +220,35 @@ template <class X, class W>
 static inline void linear_columns(int64_t begin, int64_t end, int64_t M, const X *x,
                                   int64_t ldx, const W *w, int64_t K, Finish finish, float *y,
                                   int64_t ldy, Into into = Into::set, const void *next = nullptr) {
+  const int64_t column_bytes = K * sizeof(W);
+  const char *first = (const char *)(w + begin * K);
   const Stretch stretch = {(const char *)(w + end * K), (const char *)next};
-  const auto strip = [&](auto columns, auto ahead, int64_t n, int64_t stop, int64_t m, int64_t rows) {
+  const auto strip = [&](auto columns, auto ahead, int64_t n, int64_t stop, int64_t m, int64_t rows,
+                         Reading reading) {
     linear_strip<columns(), ahead()>(n, stop, rows, x + m * ldx, ldx, w, K, finish, y + m * ldy, ldy,
-                                     into, stretch);
+                                     into, stretch, reading);
   };
-  if (M <= 3) return strip(fixed<NT>, fixed<Ahead::near>, begin, end, 0, M);
-  if (M <= MT) return strip(fixed<NT>, fixed<Ahead::far>, begin, end, 0, M);
-  if (M <= WIDE_MT) return strip(fixed<WIDE_NT>, fixed<Ahead::far>, begin, end, 0, M);
+  const auto only = [&](auto columns, auto ahead, int64_t distance) {
+    strip(columns, ahead, begin, end, 0, M, {first + distance, stretch.end + distance});
+  };
+  if (M <= 4) return only(fixed<NT>, fixed<Ahead::near>, AHEAD_NEAR);
+  if (M <= MT) return only(fixed<NT>, fixed<Ahead::far>, AHEAD_FAR);
+  if (M <= WIDE_MT) return only(fixed<WIDE_NT>, fixed<Ahead::far>, AHEAD_FAR);
+  const int64_t most = COLUMN_BYTES / column_bytes / NT * NT, columns = most > NT ? most : NT;
   for (int64_t row = 0; row < M; row += ROW_BLOCK) {
     const int64_t block = M - row < ROW_BLOCK ? M - row : ROW_BLOCK;
     const int64_t tiles = (block + MT - 1) / MT;
-    for (int64_t n = begin; n < end; n += COLUMN_BLOCK) {
-      const int64_t stop = n + COLUMN_BLOCK < end ? n + COLUMN_BLOCK : end;
+    for (int64_t n = begin; n < end; n += columns) {
+      const int64_t stop = n + columns < end ? n + columns : end;
+      const char *following = (const char *)(w + stop * K);
       for (int64_t tile = 0; tile < tiles; tile++) {  // of sizes that differ by one at most
         const int64_t m = row + block * tile / tiles, rows = row + block * (tile + 1) / tiles - m;
-        if (tile == 0)
-          strip(fixed<NT>, fixed<Ahead::far>, n, stop, m, rows);
+        const Reading part = {following + columns * column_bytes * tile / tiles,
+                              following + columns * column_bytes * (tile + 1) / tiles};
+        if (tiles <= 3)
+          strip(fixed<NT>, fixed<Ahead::half>, n, stop, m, rows, part);
         else
-          strip(fixed<NT>, fixed<Ahead::none>, n, stop, m, rows);
+          strip(fixed<NT>, fixed<Ahead::quarter>, n, stop, m, rows, part);
       }
     }
   }

@@ -117,6 +117,13 @@ ALWAYS_INLINE void sum_each(const vec *v, float *sums) {
     sum_each<N - 4>(v + 4, sums + 4);
     return;
   }
+  if constexpr (N == 3) {
+    const vec four[4] = {v[0], v[1], v[2], vec{}};
+    float all[4];
+    sum_each<4>(four, all);
+    __builtin_memcpy(sums, all, sizeof(float[3]));
+    return;
+  }
   if constexpr (N == 4) {
     const auto add_halves = [](vec x, vec y) {  // 8 lanes of x in front, 8 of y behind
       const __m512d low = _mm512_insertf64x4((__m512d)x, _mm512_castpd512_pd256((__m512d)y), 1);

@@ -1,5 +1,7 @@
 """The native product is F.linear's, for any shape, and leaves the layers what they are."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,23 +13,41 @@ from engine.native.linear import as_loaded, native_linear, speed_up
 from tests.engine.native.kernels import kernels_or_skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
-    rows=st.integers(1, 20),
+    rows=st.integers(1, 70),
     depth=st.integers(1, 90),
     columns=st.integers(1, 70),
     has_bias=st.booleans(),
     num_threads=st.integers(1, 3),
+    offset=st.integers(0, 3),
 )
-def test_any_shape_gives_the_same_product(
-    rows: int, depth: int, columns: int, has_bias: bool, num_threads: int
+def test_any_shape_gives_the_same_product_wherever_it_lies(
+    rows: int, depth: int, columns: int, has_bias: bool, num_threads: int, offset: int
 ) -> None:
-    linear = native_linear(kernels_or_skip(), max_rows=16, num_threads=num_threads)
-    x, weight = torch.randn(rows, depth), torch.randn(columns, depth)
+    linear = native_linear(kernels_or_skip(), max_rows=64, num_threads=num_threads)
+    x, weight = _at(offset, rows, depth), _at(offset, columns, depth)
     bias = torch.randn(columns) if has_bias else None
     torch.testing.assert_close(
         linear(x, weight, bias), F.linear(x, weight, bias), atol=1e-4, rtol=1e-4
     )
+
+
+def _at(offset: int, *shape: int) -> torch.Tensor:
+    """Random numbers that begin `offset` numbers behind a cache line."""
+    return torch.randn(offset + math.prod(shape))[offset:].view(shape)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_every_number_of_rows_gives_the_same_product(num_threads: int) -> None:
+    """From one tile to several, and from one block of columns and of rows to two or three."""
+    linear = native_linear(kernels_or_skip(), max_rows=99, num_threads=num_threads)
+    x, weight, bias = torch.randn(99, 1537), torch.randn(51, 1537) / 40, torch.randn(51)
+    expected = F.linear(x, weight, bias)
+    for rows in (*range(1, 71), 95, 96, 97, 99):
+        torch.testing.assert_close(
+            linear(x[:rows], weight, bias), expected[:rows], atol=1e-4, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 3, 5), (0, 5), (1, 1, 5)])

@@ -149,7 +149,7 @@ def test_bfloat16_weights_give_less_error_than_pytorch_and_the_same_bits(name: s
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize(("depth", "columns"), [(50, 37), (64, 128), (7, 3)])
+@pytest.mark.parametrize(("depth", "columns"), [(50, 37), (64, 128), (7, 3), (1540, 47)])
 def test_a_row_of_a_product_is_the_same_among_any_others(
     depth: int, columns: int, has_bias: bool
 ) -> None:
@@ -157,6 +157,6 @@ def test_a_row_of_a_product_is_the_same_among_any_others(
     bias = torch.randn(columns) if has_bias else None
     kernels = kernels_or_skip()
     expected = native_linear(kernels, max_rows=120, num_threads=1)(x, weight, bias)
-    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 96, 97):
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 25, 96, 97):
         linear = native_linear(kernels, max_rows=120, num_threads=1 + rows % 3)
         assert torch.equal(linear(x[:rows], weight, bias), expected[:rows])
