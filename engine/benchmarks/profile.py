@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.benchmarks.columns import Row, columns, number
+from engine.benchmarks.first_token import FirstToken
 from engine.benchmarks.statistics import Spread
 from engine.benchmarks.steady import PARTS, SteadySteps
 
@@ -45,6 +46,7 @@ class Profile:
     by_rows: Mapping[int, Part]
     prefill: Mapping[int, Spread]  # chunk size -> tokens a second
     prompt_len: int
+    first_token: FirstToken
 
     @property
     def holds(self) -> bool:
@@ -82,6 +84,8 @@ class Profile:
             ),
             "",
             *self._prefill_table(),
+            "",
+            *self.first_token.lines(),
         ]
 
     def values(self) -> Mapping[str, object]:
@@ -103,6 +107,7 @@ class Profile:
             "prefill_tokens_per_s": {str(c): s.values() for c, s in self.prefill.items()},
             "prefill_prompt_tokens": self.prompt_len,
             "prefill_best_chunk": self.best_chunk,
+            "first_token": self.first_token.values(),
         }
 
     def _values(self, part: Part) -> dict[str, object]:

@@ -6,6 +6,7 @@ import torch
 
 from engine.benchmarks.arms import Report
 from engine.benchmarks.bandwidth import read_sweep
+from engine.benchmarks.first_token import measure_first_token
 from engine.benchmarks.profile import ALONE, DIFFERENCE, WHOLE, Part, Profile
 from engine.benchmarks.rig import Rig
 from engine.benchmarks.statistics import Spread
@@ -18,7 +19,7 @@ from engine.build import Built
 CONTEXTS = (128, 1024, 4096, 8192)  # tokens before the window
 ROW_COUNTS = (1, 2, 4, 6, 8, 16, 32)
 CHUNKS = (64, 128, 256, 512)
-NUM_REPORTS = 5
+NUM_REPORTS = 6
 
 _CONTEXT = 256  # of the parts and of the row counts
 _PROMPT = 512  # tokens of the prefill
@@ -70,8 +71,12 @@ class _Profiler:
         by_rows = self._by_rows()
         report("prefill by chunk size")
         prompt_len = min(_PROMPT, self._rig.max_tokens)
+        prefill = self._prefill(prompt_len)
+        report("time to first token")
+        first_token = measure_first_token(self._built, turns=self._few_turns, device=self._device)
         return Profile(
-            prefill=self._prefill(prompt_len),
+            prefill=prefill,
+            first_token=first_token,
             bandwidth=Spread.of(self._bandwidths),
             num_threads=torch.get_num_threads(),
             context=self._context,
@@ -87,6 +92,11 @@ class _Profiler:
     def _room(self) -> int:
         """The longest context that the widest window fits behind."""
         return self._rig.max_tokens - max(*ROW_COUNTS, self._window)
+
+    @property
+    def _few_turns(self) -> int:
+        """Of what takes as long as many passes."""
+        return max(2, self._turns // 5)
 
     def _parts(self) -> list[Part]:
         rig, context, window = self._rig, self._context, self._window
@@ -187,8 +197,7 @@ class _Profiler:
     def _prefill(self, prompt_len: int) -> dict[int, Spread]:
         chunks = [chunk for chunk in CHUNKS if chunk <= prompt_len] or [prompt_len]
         cases = {str(c): self._rig.prefill(num_tokens=prompt_len, chunk=c) for c in chunks}
-        turns = max(2, self._turns // 5)  # one of them takes as long as many passes
-        timed = in_turns(cases, turns=turns, device=self._device, warm_up=1)
+        timed = in_turns(cases, turns=self._few_turns, device=self._device, warm_up=1)
         return {c: Spread.of([prompt_len / s for s in timed[str(c)]]) for c in chunks}
 
     def _timed(self, cases: Mapping[str, Case]) -> Samples:

@@ -1,12 +1,15 @@
 """Where the time of a round goes: what is timed, what must be read, and what is left behind."""
 
 import json
+from pathlib import Path
 from statistics import median
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from engine.benchmarks.first_token import products_case, prompt_case
 from engine.benchmarks.profile import WHOLE, Part, Profile
 from engine.benchmarks.profiling import NUM_REPORTS, contexts_within, measure_profile
 from engine.benchmarks.statistics import Spread
@@ -154,6 +157,41 @@ def test_a_profile_has_every_part_and_every_number_goes_into_json(profile: Profi
     assert table[0].startswith("memory read by 1 threads: ")
     assert any(line.startswith("draft round: block, head and chain") for line in table)
     assert profile.holds
+
+
+def test_the_first_token_is_held_against_the_products_of_its_prompt(profile: Profile) -> None:
+    values = json.loads(json.dumps(profile.values()))["first_token"]
+    assert values["prompt_tokens"] == 159  # of 400: what the model has room for
+    assert values["ttft_ms"]["median"] > 0
+    assert values["products_by_pytorch_ms"]["median"] > 0
+    assert values["ttft_of_products"]["median"] == pytest.approx(
+        values["ttft_ms"]["median"] / values["products_ms"]["median"]
+    )
+    assert profile.lines()[-1].startswith("engine / products ")
+
+
+@pytest.mark.parametrize("has_draft", [True, False])
+def test_the_products_beside_a_first_token_are_those_of_its_step(
+    has_draft: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target's layers and the draft's context write of all rows, and the head of one."""
+    plain = tiny_engine(
+        target=tiny_target(has_eos=False),
+        draft_folder=write_tiny_draft(tmp_path) if has_draft else None,
+        native_kernels="off",
+    )
+    made, multiply = [0], F.linear
+
+    def counting(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        made[-1] += x.numel() * len(weight)
+        return multiply(x, weight, bias)
+
+    monkeypatch.setattr(F, "linear", counting)
+    with torch.inference_mode():
+        prompt_case(plain, 40)()
+        made.append(0)
+        products_case(plain, 40, CPU, plain.linear)()
+    assert made[0] == made[1] > 0
 
 
 def test_an_engine_without_a_draft_has_a_profile_of_its_target(built: Built) -> None:
