@@ -1,9 +1,10 @@
 """The precision in which a draft's matrices lie in memory, which may be less than it computes in.
 
 A draft round on a CPU is mostly reading: of half as many bytes, in half the time. Products widen
-what they read, so a matrix that was stored in bfloat16 loses nothing by lying there in bfloat16.
-Activations, norms, biases and the confidence head are few numbers, and so is what is read of the
-embedding: they may be float32 beside it.
+what they read, or round the rows that meet it where the CPU multiplies pairs of bfloat16: a matrix
+that was stored in bfloat16 loses nothing by lying there in bfloat16. Activations, norms, biases and
+the confidence head are few numbers, and so is what is read of the embedding: they may be float32
+beside it.
 """
 
 from collections.abc import Mapping

@@ -130,10 +130,10 @@ class DSparkProposer:
         if done is None:
             done = self.run_block(request)
         if done.draft_ids is None:
-            return self._pick(request, done)
+            return self.pick(request, done)
         if request.mask is None or keeps_to(request.mask, done.draft_ids, request.anchor_ids):
             return DraftBlock(done.draft_ids, None, done.confidence_logits)
-        return self._pick(request, done)
+        return self.pick(request, done)
 
     def run_block(self, request: BlockRequest) -> BlockPass:
         """The pass by PyTorch, up to the chain: what a kernel is held against."""
@@ -146,7 +146,8 @@ class DSparkProposer:
         logits = network.base_logits(network.predicting_slots(hidden))
         return BlockPass(hidden, logits, draft_ids=None, confidence_logits=None)
 
-    def _pick(self, request: BlockRequest, done: BlockPass) -> DraftBlock:
+    def pick(self, request: BlockRequest, done: BlockPass) -> DraftBlock:
+        """The tokens of a pass by PyTorch, left to right, whatever the pass has picked."""
         network, anchor_ids = self._network, request.anchor_ids
         hidden, state = network.predicting(done.hidden, anchor_ids)
         masked = None if request.mask is None else MaskedChain(request.mask, network.vocabulary)

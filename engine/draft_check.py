@@ -110,8 +110,9 @@ def _difference(found: Tensor, expected: Tensor) -> str | None:
 def difference_of(network: DSparkNetwork, kernel_over: Callable[[KVPool], BlockKernel]) -> float:
     """Largest relative difference between a kernel's pass and PyTorch's, infinite for other tokens.
 
-    The sequences, with random keys and values for context, lie in a small pool of this check.
-    Raises NativeUnavailable when the kernel declines.
+    Its tokens are held against those that PyTorch picks from the kernel's own logits, so that
+    rounding decides nothing. The sequences, with random keys and values for context, lie in a small
+    pool of this check. Raises NativeUnavailable when the kernel declines.
     """
     pool, tables, lengths = _noise(network)
     # Layer by layer: the stacked form would move the weights once more.
@@ -127,7 +128,7 @@ def difference_of(network: DSparkNetwork, kernel_over: Callable[[KVPool], BlockK
     if found is None:
         raise NativeUnavailable(kernel.reason or "it declines a small batch")
     with as_loaded(network):
-        expected, block = reference.run_block(request), reference.propose(request)
+        expected, block = reference.run_block(request), reference.pick(request, found)
     picked = found.draft_ids
     if picked is not None and not torch.equal(picked, block.draft_ids):
         return float("inf")

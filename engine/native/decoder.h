@@ -14,6 +14,7 @@
 #include <omp.h>
 
 #include "attention.h"
+#include "rounded.h"
 
 #define FEW_ROWS 8  // each thread norms up to so many rows for itself: cheaper than to meet
 
@@ -61,25 +62,11 @@ struct Pass {
   const int64_t *logit_rows;             // [R]
   float *h, *q, *k, *v, *attended;       // scratch; h is [T, E], for each thread if T is small
   float *inner;                          // scratch [2, T, I]
-  bfloat16 *rounded;                     // scratch: up to ROW_BLOCK rows of any product's, by thread
-  int64_t rounded_stride;                // numbers between threads
+  RoundingRoom rounded;                  // scratch
   float *states;                         // scratch: room for num_states states of queries
   int64_t *turn;                         // scratch [1]
   float *taps, *logits;                  // [T, num_taps * E], [R, V]
 };
-
-static inline void store_as(float *out, const float *x, int64_t n) {
-  __builtin_memcpy(out, x, n * sizeof(float));
-}
-
-static inline void store_as(bfloat16 *out, const float *x, int64_t n) {
-  int64_t i = 0;
-#if defined(__AVX512BF16__)
-  for (; i + VL <= n; i += VL)
-    *(half_at *)(out + i) = (half_at)_mm512_cvtneps_pbh((__m512)load(x + i));
-#endif
-  for (; i < n; i++) out[i] = as_bfloat16(x[i]);
-}
 
 template <class W, class KV>
 struct Worker {
@@ -100,22 +87,10 @@ struct Worker {
     int64_t begin, end;
     share(N, rank, size, &begin, &end);
     if constexpr (multiplies_pairs<W> && std::is_same_v<W, KV>)
-      linear_rounded(begin, end, x, K, w.rows, bias, y, N, rows, into, next);
+      linear_rounded(begin, end, rows, x, pass.rounded.of(rank), w.rows, K, {nullptr, bias}, y, N,
+                     into, next);
     else
       linear_columns(begin, end, rows, x, K, w.rows, K, {w.scale, bias}, y, N, into, next);
-  }
-
-  // Some rows of x at a time, rounded to W once for all columns.
-  void linear_rounded(int64_t begin, int64_t end, const float *x, int64_t K, const W *w,
-                      const float *bias, float *y, int64_t N, int64_t rows, Into into,
-                      const W *next) const {
-    W *rounded = pass.rounded + rank * pass.rounded_stride;
-    for (int64_t row = 0; row < rows; row += ROW_BLOCK) {
-      const int64_t block = rows - row < ROW_BLOCK ? rows - row : ROW_BLOCK;
-      store_as(rounded, x + row * K, block * K);
-      linear_columns(begin, end, block, rounded, K, w, K, {nullptr, bias}, y + row * N, N, into,
-                     row + block < rows ? w + begin * K : next);
-    }
   }
 
   // The normed rows of x.

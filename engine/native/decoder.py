@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from engine.batch import ScheduleBatch
 from engine.int8_linear import Int8Linear
 from engine.native.compiling import Kernels, NativeUnavailable
-from engine.native.structs import DecoderStruct, LayerStruct, PassStruct
+from engine.native.structs import ROW_BLOCK, DecoderStruct, LayerStruct, PassStruct
 from kv_pool import KVPool, sequence_slots
 
 # Model classes whose decoder layers compute what decoder.h computes. A class is named, not
@@ -21,7 +21,6 @@ from kv_pool import KVPool, sequence_slots
 _KNOWN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _MAX_GROUP = 32
 _FEW_ROWS = 8  # each thread norms up to so many rows for itself
-_ROW_BLOCK = 96  # rows of x that are rounded at a time
 _KEY_BLOCK = 64  # keys that share a state; decoder.h splits long contexts into these
 _SPLIT_ROWS = 16  # rows whose contexts there is room to split, if they are as long as can be
 _STATES_FLOATS = 4 << 20  # and no more room than this
@@ -265,7 +264,7 @@ def _scratch(sizes: _Sizes, rows: int, tap_width: int, num_threads: int) -> dict
         "inner": torch.empty(2, rows, sizes.inner),
         "rounded": torch.empty(
             num_threads,
-            min(rows, _ROW_BLOCK) * max(sizes.hidden, heads, sizes.inner),
+            min(rows, ROW_BLOCK) * max(sizes.hidden, heads, sizes.inner),
             dtype=torch.bfloat16,
         ),
         "turn": torch.empty(1, dtype=torch.int64),

@@ -13,6 +13,7 @@
 
 #include "attention.h"
 #include "draft_chain.h"
+#include "rounded.h"
 
 // Matrices have the precision W; everything else is float32.
 // The structs are mirrored field by field in draft_structs.py; every member has 8 bytes.
@@ -48,6 +49,7 @@ struct Round {
   const int64_t *slots;                      // [B, N]: where the block's keys and values go
   const int64_t *kv_slots, *kv_starts;       // of context and block together; where each begins
   float *x, *h, *q, *queries, *k, *v, *attended, *inner;  // scratch; inner is [2, T, I]
+  RoundingRoom rounded;                                   // scratch
   float *hidden;                                          // [B, N, E], after the final norm
   ChainPass chain;  // of base logits [B, K, Vd], and on from there if it has draft_ids
 };
@@ -83,7 +85,16 @@ struct Drafter {
               const W *next) const {
     int64_t begin, end;
     share(N, rank, size, &begin, &end);
-    linear_columns(begin, end, num_rows(), x, K, w, K, {}, y, N, into, next);
+    product(begin, end, num_rows(), x, w, K, y, N, into, next);
+  }
+
+  // Where the CPU multiplies pairs of bfloat16, rows that meet matrices of it are rounded first.
+  void product(int64_t begin, int64_t end, int64_t rows, const float *x, const W *w, int64_t K,
+               float *y, int64_t N, Into into, const W *next) const {
+    if constexpr (multiplies_pairs<W>)
+      linear_rounded(begin, end, rows, x, round.rounded.of(rank), w, K, {}, y, N, into, next);
+    else
+      linear_columns(begin, end, rows, x, K, w, K, {}, y, N, into, next);
   }
 
   void embed() const {
@@ -224,8 +235,8 @@ struct Drafter {
     const int64_t E = model.hidden, V = model.chain.num_outputs;
     int64_t begin, end;
     share_stretches(V, rank, size, &begin, &end);
-    linear_columns(begin, end, round.num_sequences * (model.num_slots - model.first_slot), round.h,
-                   E, model.lm_head, E, {}, round.chain.logits, V);
+    product(begin, end, round.num_sequences * (model.num_slots - model.first_slot), round.h,
+            model.lm_head, E, round.chain.logits, V, Into::set, nullptr);
   }
 
   // What is read after layer i: the next one's queries, or the head.

@@ -2,6 +2,8 @@
 
 import ctypes
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from draft import BlockPass, BlockRequest, DSparkConfig, DSparkNetwork
 from engine.native.compiling import Kernels, NativeUnavailable
 from engine.native.draft_binding import CHAIN_COLUMNS, bind
 from engine.native.draft_structs import ChainPassStruct, RoundStruct
+from engine.native.structs import ROW_BLOCK
 from kv_pool import KVPool, sequence_slots
 
 logger = logging.getLogger(__name__)
@@ -20,7 +23,10 @@ _MAX_SEQUENCES = 64  # MAX_CHAIN_SEQUENCES
 
 
 class NativeRound:
-    """A BlockKernel for batches of up to max_rows slots; larger ones are PyTorch's."""
+    """A BlockKernel that takes up to max_rows slots at a time, of whole blocks.
+
+    Where the CPU multiplies pairs of bfloat16, what meets matrices of it is rounded to it first.
+    """
 
     def __init__(
         self,
@@ -36,7 +42,7 @@ class NativeRound:
         self._network = network
         self._pool = pool
         self._num_threads = num_threads
-        self._max_sequences = min(max_rows // network.config.num_slots, _MAX_SEQUENCES)
+        self._max_sequences = max(1, min(max_rows // network.config.num_slots, _MAX_SEQUENCES))
         self._binding = bind(network, pool, kernels)
         self._reason: str | None = None
         self._scratch = _scratch(network.config, self._max_sequences, num_threads)
@@ -53,9 +59,24 @@ class NativeRound:
 
     def run(self, request: BlockRequest) -> BlockPass | None:
         """See draft.BlockKernel. Raises IndexError for an id, slot or position that is none."""
-        num_sequences = len(request.context_lens)
-        if num_sequences > self._max_sequences or not self._is_bound():
+        if not self._is_bound():
             return None
+        count, size = len(request.context_lens), self._max_sequences
+        if count <= size:
+            return self._run(request)
+        pieces = [
+            _copied(self._run(_part(request, slice(first, first + size))))
+            for first in range(0, count, size)
+        ]
+        return BlockPass(
+            hidden=torch.cat([piece.hidden for piece in pieces]),
+            base_logits=torch.cat([piece.base_logits for piece in pieces]),
+            draft_ids=_joined([piece.draft_ids for piece in pieces]),
+            confidence_logits=_joined([piece.confidence_logits for piece in pieces]),
+        )
+
+    def _run(self, request: BlockRequest) -> BlockPass:
+        num_sequences = len(request.context_lens)
         picks = request.sampling is None and self.chain_reason is None
         draft_ids, confidence = self._results(num_sequences) if picks else (None, None)
         if not self._call(request, draft_ids, confidence):
@@ -113,6 +134,7 @@ class NativeRound:
                 is_stale=ctypes.addressof(is_stale),
             ),
             hidden=self._outputs[0].data_ptr(),
+            rounded_stride=scratch["rounded"].stride(0),
             **{name: scratch[name].data_ptr() for name in _LAYER_SCRATCH},
         )
         draft = ctypes.addressof(self._binding.draft)
@@ -135,7 +157,29 @@ class NativeRound:
         return reason is None
 
 
-_LAYER_SCRATCH = ("x", "h", "q", "queries", "k", "v", "attended", "inner")
+def _part(request: BlockRequest, rows: slice) -> BlockRequest:
+    """Some of its blocks. Whether they draw is all that is read of its sampling."""
+    return replace(
+        request,
+        anchor_ids=request.anchor_ids[rows],
+        anchor_positions=request.anchor_positions[rows],
+        slots=request.slots[rows],
+        page_tables=request.page_tables[rows],
+        context_lens=request.context_lens[rows],
+    )
+
+
+def _copied(done: BlockPass) -> BlockPass:
+    """Out of the buffers that the next call writes over."""
+    return replace(done, hidden=done.hidden.clone(), base_logits=done.base_logits.clone())
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    found = [part for part in parts if part is not None]
+    return torch.cat(found) if found else None
+
+
+_LAYER_SCRATCH = ("x", "h", "q", "queries", "k", "v", "attended", "inner", "rounded")
 
 
 def _scratch(config: DSparkConfig, sequences: int, num_threads: int) -> dict[str, Tensor]:
@@ -145,6 +189,11 @@ def _scratch(config: DSparkConfig, sequences: int, num_threads: int) -> dict[str
     widths |= {"attended": heads, "inner": 2 * config.intermediate_size}
     return {
         **{name: torch.empty(rows, width) for name, width in widths.items()},
+        "rounded": torch.empty(
+            num_threads,
+            min(rows, ROW_BLOCK) * max(size, heads, config.intermediate_size),
+            dtype=torch.bfloat16,
+        ),
         "tops": torch.empty(-(-config.num_outputs // CHAIN_COLUMNS)),
         "found": torch.empty(2 * num_threads * sequences * _BEST_BYTES, dtype=torch.uint8),
     }

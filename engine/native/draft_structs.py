@@ -57,7 +57,9 @@ class RoundStruct(ctypes.Structure):
     _fields_ = [
         *counts("num_sequences num_threads num_kv_slots"),
         *pointers("anchor_ids context_lens slots kv_slots kv_starts"),
-        *pointers("x h q queries k v attended inner hidden"),
+        *pointers("x h q queries k v attended inner rounded"),
+        *counts("rounded_stride"),
+        *pointers("hidden"),
         ("chain", ChainPassStruct),
     ]
 

@@ -16,7 +16,7 @@ from engine.native.linear import native_int8_product, native_linear
 # the same in any batch; beyond this PyTorch saves the scratch. See docs/experiments.md.
 LINEAR_ROWS = 4096
 DECODER_ROWS = 4096
-# Slots of a batch of blocks up to which a draft pass is faster natively than by PyTorch.
+# Slots of blocks that a draft pass takes at a time: what there is scratch for.
 DRAFT_ROWS = 80
 
 

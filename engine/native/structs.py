@@ -2,6 +2,8 @@
 
 import ctypes
 
+ROW_BLOCK = 96  # of linear.h: rows of x that are rounded at a time
+
 _Fields = list[tuple[str, type]]
 
 

@@ -85,6 +85,17 @@ class Served:
         )
 
 
+def one_block(request: BlockRequest, b: int) -> BlockRequest:
+    """One of its blocks alone, which takes the argmax."""
+    return BlockRequest(
+        anchor_ids=request.anchor_ids[b : b + 1],
+        anchor_positions=request.anchor_positions[b : b + 1],
+        slots=request.slots[b : b + 1],
+        page_tables=[request.page_tables[b]],
+        context_lens=[request.context_lens[b]],
+    )
+
+
 def sample_rows(rows: Sequence[int], block_size: int, *, temperature: float = 1.0) -> BlockSampling:
     """Each row's uniforms are its own, wherever it stands in the batch."""
     uniforms = [

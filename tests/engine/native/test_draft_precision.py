@@ -18,7 +18,7 @@ from engine.native.draft_context import NativeContext
 from engine.native.draft_round import NativeRound
 from engine.native.linear import as_loaded, native_linear, speed_up
 from engine.target_loading import LoadedTarget, describe_target
-from tests.draft.serving import Served, prompts_of
+from tests.draft.serving import Served, one_block, prompts_of
 from tests.draft.tiny import new_pool, random_network, reference_attention, tiny_config
 from tests.engine.native.kernels import kernels_or_skip
 from tests.engine.running import greedy_requests, prompts, run_all
@@ -82,15 +82,39 @@ def test_a_native_pass_over_narrow_matrices_is_that_over_wide_ones(
     request = served.request()
     found, expected = kernel.run(request), served.proposer.run_block(request)
     assert found is not None
-    torch.testing.assert_close(found.hidden, expected.hidden, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(found.base_logits, expected.base_logits, atol=1e-4, rtol=1e-4)
-    expected_block, block = served.proposer.propose(request), native.propose(request)
+    # Rows that meet a matrix may be rounded to bfloat16 first: 8 bits, layer after layer.
+    _assert_near(found.hidden, expected.hidden)
+    _assert_near(found.base_logits, expected.base_logits)
+    expected_block, block = served.proposer.pick(request, found), native.propose(request)
     assert torch.equal(block.draft_ids, expected_block.draft_ids)
     assert block.confidence_logits is not None
     assert expected_block.confidence_logits is not None
     torch.testing.assert_close(
         block.confidence_logits, expected_block.confidence_logits, atol=1e-4, rtol=1e-4
     )
+
+
+def _assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert (found - expected).abs().max() < 0.02 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_over_narrow_matrices_say_the_same_alone_and_in_any_batch(name: str) -> None:
+    network = narrow_network(CONFIGS[name])
+    wide = widened(network)
+    served = Served(wide, prompts_of(wide, (9, 0, 1, 130)), page_size=4, num_slots=400)
+    kernel = NativeRound(
+        kernels=kernels_or_skip(), network=network, pool=served.pool, max_rows=200, num_threads=1
+    )
+    request = served.request()
+    together = kernel.run(request)
+    assert together is not None
+    hidden, logits = together.hidden.clone(), together.base_logits.clone()
+    for row in range(4):
+        alone = kernel.run(one_block(request, row))
+        assert alone is not None
+        assert torch.equal(alone.hidden[0], hidden[row])
+        assert torch.equal(alone.base_logits[0], logits[row])
 
 
 @pytest.mark.parametrize("count", [1, 5, 40])
@@ -139,7 +163,7 @@ def test_the_check_at_load_widens_for_pytorch_what_the_kernel_widens_itself() ->
             num_threads=1,
         )
 
-    assert difference_of(network, kernel_over) < 1e-5
+    assert difference_of(network, kernel_over) < 0.02
     layer = network.get_submodule("layers.0.self_attn.q_proj")
     x = torch.randn(2, network.config.hidden_size)
     with as_loaded(network):

@@ -16,7 +16,7 @@ from engine.draft_check import difference_of
 from engine.driving import drive
 from engine.native.compiling import NativeUnavailable
 from engine.native.draft_round import NativeRound
-from tests.draft.serving import Served, prompts_of, sample_rows
+from tests.draft.serving import Served, one_block, prompts_of, sample_rows
 from tests.draft.tiny import random_network, reference_attention, tiny_config
 from tests.engine.native.kernels import kernels_or_skip
 from tests.engine.tiny_models import tiny_engine, tiny_target, write_tiny_draft
@@ -128,7 +128,7 @@ def test_a_row_gets_the_same_bits_alone_and_in_any_batch() -> None:
     assert together is not None
     hidden, logits = together.hidden.clone(), together.base_logits.clone()
     for b in range(len(LENGTHS)):
-        alone = pair.kernel.run(_row(request, b))
+        alone = pair.kernel.run(one_block(request, b))
         assert alone is not None
         assert torch.equal(alone.hidden[0], hidden[b])
         assert torch.equal(alone.base_logits[0], logits[b])
@@ -209,19 +209,40 @@ def test_a_table_whose_rows_grew_in_place_is_measured_anew() -> None:
     _assert_agree(pair)
 
 
-def test_a_batch_that_is_too_large_is_pytorchs() -> None:
-    pair = Pair(network_of(CONFIGS["plain"]), max_rows=4 * CONFIGS["plain"].num_slots)
-    request = pair.served.request()
-    assert pair.kernel.run(request) is None
-    expected = pair.served.proposer.propose(request).draft_ids
-    assert torch.equal(pair.native.propose(request).draft_ids, expected)
-    assert pair.kernel.run(_row(request, 0)) is not None
+@pytest.mark.parametrize("at_a_time", [1, 2, 4])
+@pytest.mark.parametrize("name", ["plain", "no heads", "gated"])
+def test_a_batch_that_is_too_large_is_taken_in_parts_and_says_the_same(
+    name: str, at_a_time: int
+) -> None:
+    network = network_of((CONFIGS | BY_TORCH)[name])
+    request = Pair(network).served.request()
+    whole, parts = (
+        Pair(network, max_rows=count * network.config.num_slots).kernel.run(request)
+        for count in (len(LENGTHS), at_a_time)
+    )
+    assert whole is not None
+    assert parts is not None
+    assert torch.equal(whole.hidden, parts.hidden)
+    assert torch.equal(whole.base_logits, parts.base_logits)
+    for of_whole, of_parts in (
+        (whole.draft_ids, parts.draft_ids),
+        (whole.confidence_logits, parts.confidence_logits),
+    ):
+        assert (of_whole is None) == (of_parts is None)
+        assert of_whole is None or of_parts is None or torch.equal(of_whole, of_parts)
 
 
-def test_more_sequences_than_a_chain_holds_are_pytorchs() -> None:
+def test_more_sequences_than_a_chain_holds_are_taken_in_parts() -> None:
     network = network_of(CONFIGS["one slot, one KV head"])
-    assert Pair(network, lengths=(0,) * 64).kernel.run(_empty(64)) is not None
-    assert Pair(network, lengths=(0,) * 65).kernel.run(_empty(65)) is None
+    fits, more = (
+        Pair(network, lengths=(0,) * count).kernel.run(_empty(count)) for count in (64, 65)
+    )
+    assert fits is not None
+    assert more is not None
+    assert fits.draft_ids is not None
+    assert more.draft_ids is not None
+    assert len(more.draft_ids) == 65
+    assert torch.equal(more.draft_ids[:64], fits.draft_ids)
 
 
 def test_changes_of_parameters_are_followed_however_they_are_made() -> None:
@@ -374,16 +395,6 @@ def _passes(*, native_kernels: str = "auto", **changes: object) -> tuple[object,
     draft = built.engine.info.details["draft"]
     assert isinstance(draft, dict)
     return tuple(draft["passes"].values())
-
-
-def _row(request: BlockRequest, b: int) -> BlockRequest:
-    return BlockRequest(
-        anchor_ids=request.anchor_ids[b : b + 1],
-        anchor_positions=request.anchor_positions[b : b + 1],
-        slots=request.slots[b : b + 1],
-        page_tables=[request.page_tables[b]],
-        context_lens=[request.context_lens[b]],
-    )
 
 
 def _assert_agree(pair: Pair) -> None:
