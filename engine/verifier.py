@@ -17,7 +17,7 @@ from engine.plan import RoundResult, StepPlan
 from engine.processing import Processing, plan_processing
 from engine.rng import Purpose
 from engine.sampling import target_probs
-from engine.verify import Verdict, verify_greedy, verify_sampled
+from engine.verify import Verdict, most_likely, verify_greedy, verify_sampled
 
 _PIECE = 16  # drawing sequences whose distributions exist at the same time
 
@@ -114,7 +114,7 @@ def _decide(
 ) -> Verdict:
     scores = processing.scores(logits, batch.draft_ids)
     verdict = verify_greedy(
-        batch.draft_ids, scores.argmax(dim=-1)[batch.verify_rows], batch.num_drafts
+        batch.draft_ids, most_likely(scores)[batch.verify_rows], batch.num_drafts
     )
     if draws is not None:
         drawn = _verify_drawn(batch, block, scores, draws)

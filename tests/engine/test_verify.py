@@ -10,11 +10,31 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from draft.sampling import inverse_cdf
-from engine.verify import Verdict, verify_greedy, verify_sampled
+from engine.verify import Verdict, most_likely, verify_greedy, verify_sampled
 
 Verify = Callable[..., Verdict]
 VOCAB = 5
 ROWS = 60_000
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(
+            st.sampled_from([-float("inf"), -1.0, -0.0, 0.0, 2.5, 3.0, float("nan")]),
+            min_size=40,
+            max_size=40,
+        ),
+        min_size=0,
+        max_size=4,
+    ),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_the_most_likely_token_is_the_one_that_argmax_finds(
+    rows: list[list[float]], dtype: torch.dtype
+) -> None:
+    scores = torch.tensor(rows, dtype=dtype).view(-1, 40)
+    assert torch.equal(most_likely(scores), scores.argmax(dim=-1))
 
 
 @settings(max_examples=100, deadline=None)
