@@ -14,6 +14,7 @@ from engine.acceptance_history import AcceptanceHistory
 from engine.step_costs import StepCosts
 
 _CONTEXT_GRAIN = 128  # tokens; contexts are told apart no finer than this
+_MOST_COUNTS = 16  # numbers of drafting sequences that are tried
 _MOST_CHOICES = 512  # that are remembered
 # Plain decoding must lead by so much before drafts are given up: what is saved by less is lost
 # again by learning so little afterwards.
@@ -236,7 +237,7 @@ def _options(
     tokens = load.num_sequences + sum(sum(survival[:number]) for number in load.fixed)
     yield option(0, 0, tokens)
     reaching = [sum(cap > position for cap in caps) for position in range(len(survival))]
-    for num_drafting in range(1, reaching[0] + 1):
+    for num_drafting in _counts(reaching[0]):
         done, standing = 0, tokens
         for position, chance in enumerate(survival):
             count = min(num_drafting, reaching[position])
@@ -246,6 +247,11 @@ def _options(
                         yield option(num_drafting, knot, standing + (knot - done) * chance)
             done, standing = done + count, standing + count * chance
             yield option(num_drafting, done, standing)
+
+
+def _counts(most: int) -> list[int]:
+    """Numbers of drafting sequences to try: each, but of a crowd's only every so many-th."""
+    return sorted(range(most, 0, -max(1, -(-most // _MOST_COUNTS))))
 
 
 def _allotment(caps: Sequence[int], chosen: _Option) -> tuple[int, ...]:

@@ -117,6 +117,11 @@ def test_one_stream_drafts_and_a_crowd_does_not() -> None:
     assert by_load[8] == by_load[16] == 0
 
 
+def test_in_a_crowd_everybody_drafts_where_rows_cost_next_to_nothing() -> None:
+    cheap = StepCosts(passes=Curve((1, 9), (1.0, 1.001)), drafts=Curve((1,), (0.01,)))
+    assert best_allotment(Load((FULL,) * 61), powers(0.9), cheap) == (FULL,) * 61
+
+
 def test_where_rows_get_dear_some_draft_and_the_others_do_not() -> None:
     cliff = StepCosts(
         passes=Curve((1, 8, 9, 40), (0.010, 0.011, 0.018, 0.019)),
