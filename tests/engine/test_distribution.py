@@ -2,8 +2,9 @@
 
 import functools
 import itertools
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -18,7 +19,9 @@ from draft import BlockRequest, DraftBlock, DSparkProposer, inverse_cdf
 from engine import Request, SamplingParams, verifier
 from engine.budget import ConfidenceThreshold
 from engine.build import Built
+from engine.draft_budget import Load, LoadBudget
 from engine.plan import StepPlan
+from engine.step_costs import Curve, StepCosts
 from engine.target_loading import LoadedTarget, describe_target
 from engine.verify import Verdict, verify_sampled
 from tests.engine.running import run_all
@@ -100,11 +103,16 @@ def _engine(target: LoadedTarget, folder: Path, **settings: object) -> Built:
 
 
 def _p_value(
-    built: Built, expected: Tensor, *, num_tokens: int = 3, num_samples: int = NUM_SAMPLES
+    built: Built,
+    expected: Tensor,
+    *,
+    num_tokens: int = 3,
+    num_samples: int = NUM_SAMPLES,
+    is_seeded: bool = True,
 ) -> float:
     counts = torch.zeros_like(expected)
     params = [
-        SamplingParams(max_new_tokens=num_tokens, temperature=1.0, seed=seed)
+        SamplingParams(max_new_tokens=num_tokens, temperature=1.0, seed=seed if is_seeded else None)
         for seed in range(num_samples)
     ]
     requests = [Request(str(i), PROMPT, p) for i, p in enumerate(params)]
@@ -199,3 +207,43 @@ def test_a_budget_that_looks_at_the_token_itself_fails_the_same_test(
     built = _engine(target, tmp_path, confidence_threshold=0.25)
     with patch.object(ConfidenceThreshold, "cut", peeking):
         assert _p_value(built, _expected(next_probs, 4), **CUT) < 0.001
+
+
+@contextmanager
+def drafts_by_what_stood() -> Iterator[list[int]]:
+    """Numbers of drafts that swing with how many stood before; told are those chosen."""
+    chosen: list[int] = []
+    latest = [0]
+
+    def allot(self: LoadBudget, load: Load) -> list[int]:
+        most = (BLOCK, 0, 1)[latest[0] % 3]
+        latest[0] += most == 0  # a step without rounds would be followed by the same for ever
+        numbers = [min(cap, most) for cap in load.caps]
+        chosen.extend(number for number, cap in zip(numbers, load.caps, strict=True) if cap)
+        return numbers
+
+    def record(self: LoadBudget, num_drafts: int, num_accepted: int) -> None:
+        latest[0] += num_accepted
+
+    with patch.object(LoadBudget, "allot", allot), patch.object(LoadBudget, "record", record):
+        yield chosen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_good", [False, True], ids=["bad draft", "good draft"])
+def test_numbers_of_drafts_that_follow_earlier_rounds_leave_the_targets_distribution(
+    is_good: bool,
+    target: LoadedTarget,
+    next_probs: dict[tuple[int, ...], Tensor],
+    tmp_path: Path,
+) -> None:
+    costs = StepCosts(passes=Curve.through({1: 1.0}), drafts=Curve.through({1: 1.0}))
+    built = _engine(target, tmp_path, costs=costs)
+    seeds = itertools.count()  # those that the engine gives itself, the same in every run
+    with (
+        patch.object(secrets, "randbits", lambda bits: next(seeds)),
+        well_informed_drafts(next_probs) if is_good else nullcontext(),
+        drafts_by_what_stood() as chosen,
+    ):
+        assert _p_value(built, _expected(next_probs, 4), **CUT, is_seeded=False) > 0.001
+    assert min(chosen.count(number) for number in range(BLOCK + 1)) > 0.05 * len(chosen)
