@@ -53,6 +53,7 @@ from engine.step_costs import StepCosts
 from engine.target import Target, TargetModel
 from engine.target_building import choose_path, make_target
 from engine.target_loading import LoadedTarget, load_target
+from engine.thread_team import dismiss_helpers
 from engine.worker import EngineWorker
 from kv_pool import KVPool, PagePool
 
@@ -83,6 +84,7 @@ def build_engine(config: EngineConfig) -> EngineWorker:
     num_threads = configure_threads(config, device)
     texts = RecentTexts()
     built = load_engine(config, device=device, recorder=texts)
+    dismiss_helpers()  # this thread has computed; from now on the engine's own does
 
     def diagnose() -> str | None:
         if built.draft is None:

@@ -15,6 +15,7 @@ from types import FrameType
 
 from engine import EngineError
 from engine.machine import installed_version
+from engine.thread_team import wait_shortly
 from server.commands import COMMANDS, Command
 from server.flags import Parser
 from server.settings import SettingsError
@@ -27,6 +28,7 @@ _TERMINATED = 128 + signal.SIGTERM
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (that of the process by default); its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    wait_shortly()
     try:
         with _terminated_as_an_exception():
             return _run(words)

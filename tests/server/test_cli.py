@@ -83,6 +83,14 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert captured.err == ""
 
 
+def test_threads_wait_shortly_in_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "to be restored")
+        monkeypatch.delenv(name)
+    assert main(["--version"]) == 0
+    assert int(os.environ["GOMP_SPINCOUNT"]) > 0
+
+
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", capsys.readouterr().out)
