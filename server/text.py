@@ -9,6 +9,7 @@ from server.token_texts import TokenTexts
 
 _REPLACEMENT = "\ufffd"  # what a decoder says for bytes that are no character (yet)
 _NEW_TURN = {"add_generation_prompt": True}
+_KNOWN_MESSAGE = "a message that is known"
 _NO_LIMIT = 10**30  # transformers' own way to say so
 _LONG_TAIL = 32  # undecided tokens after which a decoder looks for a place to break
 
@@ -140,6 +141,31 @@ class TextCodec:
         except Exception as error:  # a template is a program, and fails as programs do
             raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
         return self.encode(text, add_special_tokens=False)
+
+    def user_turn(self) -> tuple[list[int], frozenset[int]]:
+        """What stands before a first user message, and the special tokens that may end it.
+
+        Found by rendering a message that is known. Raises ChatTemplateError where the template
+        does not show it once and as it is.
+        """
+        if not self.has_chat_template:
+            raise ChatTemplateError("this model has no chat template")
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": _KNOWN_MESSAGE}], tokenize=False
+            )
+        except Exception as error:  # a template is a program, and fails as programs do
+            raise ChatTemplateError(f"the chat template refuses a user message: {error}") from error
+        before, *after = text.split(_KNOWN_MESSAGE)
+        if len(after) != 1 or not before:
+            raise ChatTemplateError(
+                "this chat template does not show where a user begins to speak: a message occurs "
+                f"{len(after)} times, after {len(before)} characters; accepted: once, after some"
+            )
+        # A space before the message is part of the message's first token.
+        opening = self.encode(before.rstrip(" "), add_special_tokens=False)
+        closing = self.encode(after[0].lstrip(" "), add_special_tokens=False)
+        return opening, frozenset(closing[:1]) & self._special_ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(

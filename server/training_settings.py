@@ -37,14 +37,17 @@ class TrainedModelSection(Section):
 class DataSection(Section):
     """What the target is asked."""
 
-    prompts: Annotated[tuple[FileName, ...], Field(min_length=1)] = Field(
-        description="JSONL files with prompt, turns or messages in each line."
+    prompts: tuple[FileName, ...] = Field(
+        (),
+        description="JSONL files with prompt, turns or messages in each line; may be none with "
+        "own_prompts.count.",
     )
     malformed_lines: Literal["refuse", "skip"] = Field(
         "refuse", description="What to do about a line that is no prompt; skipped ones are named."
     )
     max_prompts: Count | None = Field(
-        None, description="Use the first so many, prompt sets in turn; null is all."
+        None,
+        description="Use the first so many of the files, prompt sets in turn; null is all.",
     )
     max_tokens: Annotated[int, Field(ge=8)] = Field(
         1024, description="Longest sequence, prompt and answer; longer prompts are left out."
@@ -52,6 +55,22 @@ class DataSection(Section):
     held_out: Share = Field(
         0.05, description="Share of prompts for validation, chosen by the prompt's hash."
     )
+
+
+class OwnPromptsSection(Section):
+    """Prompts that the target writes itself, where its chat template lets a user speak."""
+
+    count: Annotated[int, Field(ge=0)] = Field(
+        0, description="So many, beside those of data.prompts; they are a prompt set named own."
+    )
+    temperature: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="Higher is more varied, and more often nonsense."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="Lower is more sensible.")
+    max_tokens: Count = Field(
+        128, description="A prompt that has no end by then is dropped, as repeated ones are."
+    )
+    seed: Annotated[int, Field(ge=0)] = Field(42, description="Of what is drawn.")
 
 
 class AnswersSection(Section):
@@ -201,13 +220,23 @@ class TrainingSettings(Section):
         description="Folder for answers, hidden states, checkpoints, log and the draft."
     )
     model: TrainedModelSection
-    data: DataSection
+    data: DataSection = Field(default_factory=lambda: DataSection())
+    own_prompts: OwnPromptsSection = Field(default_factory=lambda: OwnPromptsSection())
     answers: AnswersSection = Field(default_factory=lambda: AnswersSection())
     features: FeaturesSection = Field(default_factory=lambda: FeaturesSection())
     design: DesignSection = Field(default_factory=lambda: DesignSection())
     training: StepsSection = Field(default_factory=lambda: StepsSection())
     evaluation: EvaluationSection = Field(default_factory=lambda: EvaluationSection())
     device: TrainingDeviceSection = Field(default_factory=lambda: TrainingDeviceSection())
+
+    @model_validator(mode="after")
+    def _there_are_prompts(self) -> "TrainingSettings":
+        if not self.data.prompts and not self.own_prompts.count:
+            raise ValueError(
+                "data.prompts: found none; accepted: at least one file, or own_prompts.count above "
+                "0, with which the target writes them itself"
+            )
+        return self
 
     @model_validator(mode="after")
     def _an_answer_has_room(self) -> "TrainingSettings":

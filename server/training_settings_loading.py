@@ -12,6 +12,7 @@ from engine.training.config import (
     DesignConfig,
     FeaturesConfig,
     LearningConfig,
+    OwnPromptsConfig,
     TrainingConfig,
 )
 from server.engine_config import count_or_none
@@ -88,6 +89,11 @@ def to_training_config(settings: TrainingSettings, *, target: str) -> TrainingCo
         recipe={name: value for name, value in steps.items() if name not in _LEARNING},
         evaluation_prompts=settings.evaluation.prompts_per_set,
     )
+
+
+def to_own_prompts_config(settings: TrainingSettings) -> OwnPromptsConfig:
+    """How the target writes prompts itself."""
+    return OwnPromptsConfig(**settings.own_prompts.model_dump())
 
 
 def training_table() -> str:

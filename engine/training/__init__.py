@@ -2,6 +2,7 @@
 
     config     what is asked for, resolved from settings by the server
     prompts    prompts with a name each, and a side of the split
+    own_prompts, turns   prompts that the target writes itself, in a file that grows
     answers    what the target says to them, in a file that grows
     keeping    hidden states of answers, kept while the engine answers
     hidden     the same read afterwards, of sequences that nobody kept
@@ -11,5 +12,5 @@
     card       the draft's README
     running    all of it in order
 
-Importing this package, `config` or `prompts` loads no torch.
+Importing this package, `config`, `prompts` or `own_prompts` loads no torch.
 """

@@ -1,8 +1,6 @@
 """What the target says to the prompts, in a file that a killed run goes on with."""
 
 import hashlib
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from engine.driving import drive_each
 from engine.engine import Engine
 from engine.errors import LoadError
 from engine.training.config import AnswersConfig
+from engine.training.line_file import LineFile
 from engine.training.prompts import TrainingPrompt
 
 
@@ -56,18 +55,14 @@ class Answer:
 
 
 class AnswerFile:
-    """answers.jsonl: the target's name in the first line, then an answer a line, appended.
-
-    Every line is on the disk before the next is written, so that a kill costs one at most.
-    """
+    """answers.jsonl: the target's name in the first line, then an answer a line, appended."""
 
     def __init__(self, *, path: Path, target: str) -> None:
         """Opens or begins the file. Raises LoadError for another target's, or a broken line."""
-        self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines = self._whole_lines()
+        self._file = LineFile(path)
+        lines = self._file.lines()
         if not lines:
-            self._append({"target": target})
+            self._file.append({"target": target})
         elif lines[0].get("target") != target:
             raise LoadError(
                 f"{path}: target: found {lines[0].get('target')}; accepted: {target}, which is the "
@@ -82,7 +77,7 @@ class AnswerFile:
 
     def add(self, answer: Answer) -> None:
         """Raises OSError when the disk is full; what was there before stays."""
-        self._append(
+        self._file.append(
             {
                 "prompt": answer.key,
                 "variant": answer.variant,
@@ -91,37 +86,6 @@ class AnswerFile:
             }
         )
         self._answers[answer.key, answer.variant] = answer
-
-    def _append(self, entry: Mapping[str, object]) -> None:
-        size = self._path.stat().st_size if self._path.exists() else 0
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            if self._path.exists():
-                os.truncate(self._path, size)
-            raise
-
-    def _whole_lines(self) -> list[Mapping[str, object]]:
-        """All lines; half a line at the end, which a kill left, is cut off."""
-        if not self._path.exists():
-            return []
-        content = self._path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            os.truncate(self._path, len(whole))
-        lines: list[Mapping[str, object]] = []
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                lines.append(json.loads(line))
-            except ValueError:
-                raise LoadError(
-                    f"{self._path}:{number}: this is no JSON; accepted: a line written by this "
-                    "command (remove it, and its answer is made again)"
-                ) from None
-        return lines
 
 
 def generate_answers(

@@ -1,4 +1,4 @@
-"""What `run_training` needs to know. Fields have the meaning of the settings of the same name."""
+"""What a training needs to know. Fields have the meaning of the settings of the same name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +22,17 @@ class AnswersConfig:
     min_tokens: int = 14  # shorter answers teach nothing
     concurrency: int = 16
     draft_model: str | None = None
+    seed: int = 42
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPromptsConfig:
+    """How the target writes prompts itself."""
+
+    count: int = 0
+    temperature: float = 1.0
+    top_p: float = 0.9
+    max_tokens: int = 128
     seed: int = 42
 
 

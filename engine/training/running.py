@@ -28,10 +28,12 @@ from engine.target_loading import by_transformers_alone, load_target
 from engine.training.answers import AnswerFile, Variant, count_missing, generate_answers
 from engine.training.beginning import begin_network, tap_layers_of
 from engine.training.card import TrainingData, model_card
-from engine.training.config import TrainingConfig
+from engine.training.config import OwnPromptsConfig, TrainingConfig
 from engine.training.learning import Learned, Learning
+from engine.training.own_prompts import UserTurn
 from engine.training.prompts import TrainingPrompt
 from engine.training.states import HiddenStateSource
+from engine.training.turns import TurnWriter
 
 logger = logging.getLogger(__name__)
 
@@ -49,21 +51,11 @@ class TrainingOutcome:
     lengths: AcceptLengths | None  # of held-out prompts; None when not asked for, or without any
 
 
-def run_training(
-    config: TrainingConfig, prompts: Sequence[TrainingPrompt], *, progress: Progress
-) -> TrainingOutcome:
-    """Make a draft, or go on with one that a killed run began.
+class Training:
+    """One training in its folder, or the rest of one that was killed."""
 
-    Raises LoadError for what cannot be trained, and OSError when the disk is full.
-    """
-    try:
-        return _Run(config, progress).all_of(prompts)
-    except TrainingError as error:
-        raise LoadError(str(error)) from error
-
-
-class _Run:
-    def __init__(self, config: TrainingConfig, progress: Progress) -> None:
+    def __init__(self, config: TrainingConfig, *, progress: Progress) -> None:
+        """Loads the target. Raises LoadError for one that no draft can be made for."""
         self._config = config
         self._progress = progress
         self._recipe = Recipe(**config.recipe)
@@ -92,7 +84,30 @@ class _Run:
             raise LoadError("model.path: this target is quantised; accepted: plain weights")
         self._fingerprint = name
 
-    def all_of(self, prompts: Sequence[TrainingPrompt]) -> TrainingOutcome:
+    @property
+    def fingerprint(self) -> str:
+        """Of the target."""
+        return self._fingerprint
+
+    def turn_writer(self, turn: UserTurn, config: OwnPromptsConfig) -> TurnWriter:
+        """The target, to write prompts itself. Raises LoadError."""
+        built = wire_engine(
+            self._engine_config, target=self._target, draft=None, device=self._device
+        )
+        concurrency = self._config.answers.concurrency
+        return TurnWriter(engine=built.engine, turn=turn, config=config, concurrency=concurrency)
+
+    def run(self, prompts: Sequence[TrainingPrompt]) -> TrainingOutcome:
+        """Everything from answers to the model card.
+
+        Raises LoadError for what cannot be trained, and OSError when the disk is full.
+        """
+        try:
+            return self._run(prompts)
+        except TrainingError as error:
+            raise LoadError(str(error)) from error
+
+    def _run(self, prompts: Sequence[TrainingPrompt]) -> TrainingOutcome:
         config, target = self._config, self._target
         room = config.max_tokens - config.answers.max_new_tokens
         prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= room]

@@ -22,10 +22,16 @@ from engine.training.prompts import (
 from server.commands.measuring import encode, quiet_libraries
 from server.commands.progress import TerminalProgress
 from server.commands.starting import codec_of, configure_log
+from server.own_prompts import own_prompts, user_turn_of
 from server.settings import SettingsError
 from server.settings_loading import DEMO_NAME
+from server.text import TextCodec
 from server.training_settings import TrainingSettings
-from server.training_settings_loading import load_training_settings, to_training_config
+from server.training_settings_loading import (
+    load_training_settings,
+    to_own_prompts_config,
+    to_training_config,
+)
 
 USAGE = "dspark train --config FILE [--set NAME=VALUE ...]"
 
@@ -48,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
     settings = load_training_settings(args.config, more=args.set)
     prompts = chosen_prompts(settings)
     if args.check:
-        print(f"the settings are valid; {len(prompts)} prompts")
+        num_own = settings.own_prompts.count
+        more = f", {num_own} own" if num_own else ""
+        print(f"the settings are valid; {len(prompts)} prompts{more}")
         return 0
     configure_log("info")
     with TerminalProgress(stream=sys.stderr, tells_tenths=True) as progress:
@@ -56,17 +64,32 @@ def run(args: argparse.Namespace) -> int:
         if target == DEMO_NAME:
             cache_dir = default_cache_dir(os.environ)
             target = str(ensure_demo_target(cache_dir=cache_dir, progress=progress))
-        encoded = in_tokens(settings, target, prompts)
+        model = settings.model
+        codec = codec_of(
+            target,
+            revision=model.revision,
+            trust_remote_code=model.trust_remote_code,
+            chat_template=model.chat_template,
+        )
+        own = to_own_prompts_config(settings)
+        turn = user_turn_of(codec) if own.count else None
+        encoded = in_tokens(settings, codec, prompts)
         output = Path(settings.output)
         output.mkdir(parents=True, exist_ok=True)
-        held_out = [p for p, found in zip(prompts, encoded, strict=True) if found.is_held_out]
-        write_prompts(output / "held-out-prompts.jsonl", held_out)
         quiet_libraries()
 
-        from engine.training.running import run_training  # heavy: loads torch
+        from engine.training.running import Training  # heavy: loads torch
 
-        config = to_training_config(settings, target=target)
-        outcome = run_training(config, encoded, progress=progress)
+        training = Training(to_training_config(settings, target=target), progress=progress)
+        if turn is not None:
+            written = own_prompts(
+                training, codec, turn, own, folder=output, others=prompts, progress=progress
+            )
+            prompts += written
+            encoded += in_tokens(settings, codec, written)
+        held_out = [p for p, found in zip(prompts, encoded, strict=True) if found.is_held_out]
+        write_prompts(output / "held-out-prompts.jsonl", held_out)
+        outcome = training.run(encoded)
     learned = outcome.learned
     if outcome.lengths is not None:
         print("\n".join(outcome.lengths.lines()))
@@ -77,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
 def chosen_prompts(settings: TrainingSettings) -> tuple[Prompt, ...]:
     """The prompts of the files, as many as are wanted. Raises SettingsError."""
     data = settings.data
+    if not data.prompts:
+        return ()
     try:
         found = read_training_prompts(
             [Path(file) for file in data.prompts],
@@ -97,16 +122,9 @@ def chosen_prompts(settings: TrainingSettings) -> tuple[Prompt, ...]:
 
 
 def in_tokens(
-    settings: TrainingSettings, target: str, prompts: Sequence[Prompt]
+    settings: TrainingSettings, codec: TextCodec, prompts: Sequence[Prompt]
 ) -> list[TrainingPrompt]:
-    """As the server would ask them. Raises LoadError or SettingsError."""
-    model = settings.model
-    codec = codec_of(
-        target,
-        revision=model.revision,
-        trust_remote_code=model.trust_remote_code,
-        chat_template=model.chat_template,
-    )
+    """As the server would ask them. Raises SettingsError."""
     keys = [prompt_key(prompt) for prompt in prompts]
     return [
         TrainingPrompt(

@@ -203,6 +203,7 @@ def test_a_smaller_vocabulary_is_learned_with_and_served(
         ({"training__lerning_rate": 1}, "did you mean training.learning_rate?"),
         ({"training__epochs": 0}, "training.epochs: found 0; accepted: an integer, at least 1"),
         ({"training__start": "draft"}, "training.start and training.start_draft"),
+        ({"data__prompts": []}, "data.prompts: found none; accepted: at least one file, or own"),
         ({"data__prompts": ["no-such.jsonl"]}, "no-such.jsonl, which is no file"),
         ({"data__prompts": ["empty.jsonl"]}, "found no prompt; accepted: one JSON object a line"),
         ({"data__prompts": ["broken.jsonl"]}, "broken.jsonl:2: this is no JSON"),

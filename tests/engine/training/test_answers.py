@@ -74,7 +74,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     generate(path, asked=PROMPTS[:1])
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], "{broken", *lines[1:]]) + "\n")
-    with pytest.raises(LoadError, match=r"answers.jsonl:2: this is no JSON"):
+    with pytest.raises(LoadError, match=r"answers.jsonl:2: this is no JSON object"):
         AnswerFile(path=path, target="name")
 
 

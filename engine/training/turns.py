@@ -1,0 +1,40 @@
+"""The target speaks in the user's place."""
+
+from collections.abc import Iterator, Sequence
+
+from engine.api import FinishReason, Request, SamplingParams
+from engine.driving import drive_each
+from engine.engine import Engine
+from engine.training.config import OwnPromptsConfig
+from engine.training.own_prompts import UserTurn, WrittenTurn, turn_seed
+
+
+class TurnWriter:
+    """Writes users' turns, each from its number alone."""
+
+    def __init__(
+        self, *, engine: Engine, turn: UserTurn, config: OwnPromptsConfig, concurrency: int
+    ) -> None:
+        self._engine = engine
+        self._turn = turn
+        self._config = config
+        self._concurrency = concurrency
+
+    def __call__(self, numbers: Sequence[int]) -> Iterator[WrittenTurn]:
+        """Each as it ends. Raises RequestRejected when the engine has no room for one."""
+        requests = [Request(str(n), self._turn.opening_ids, self._params(n)) for n in numbers]
+        for run in drive_each(self._engine, requests, concurrency=self._concurrency):
+            assert run.finish is not None
+            has_end = run.finish.reason == FinishReason.STOP
+            said = run.token_ids[:-1] if has_end else run.token_ids
+            yield WrittenTurn(int(run.request.request_id), tuple(said), has_end)
+
+    def _params(self, number: int) -> SamplingParams:
+        config = self._config
+        return SamplingParams(
+            max_new_tokens=config.max_tokens,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            seed=turn_seed(config, number),
+            stop_token_ids=self._turn.end_ids,
+        )
