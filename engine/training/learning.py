@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,23 @@ from engine.training.config import LearningConfig
 logger = logging.getLogger(__name__)
 
 _NOTHING_YET = -math.inf
+_PACE_STEPS = 20  # without a validation among them, unless those are asked for often
+
+
+class _Pace:
+    """Says once how long the steps will take, after enough of them to know."""
+
+    def __init__(self, first_step: int, num_steps: int) -> None:
+        self._first = first_step
+        self._num_steps = num_steps
+        self._started = time.monotonic()
+
+    def tell(self, step: int) -> None:
+        num_done, num_left = step - self._first, self._num_steps - step
+        if num_done == _PACE_STEPS and num_left:
+            seconds = (time.monotonic() - self._started) / num_done
+            left = num_left * seconds / 60
+            logger.info("seconds_per_step=%.2f estimated_minutes_left=%.0f", seconds, left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +92,7 @@ class Learning:
         self._resume()
         trainer, config = self._trainer, self._config
         report(trainer.step)
+        pace = _Pace(trainer.step, trainer.num_steps)
         while trainer.step < trainer.num_steps:
             found = trainer.train_step()
             self._journal.step(found)
@@ -83,6 +102,7 @@ class Learning:
             if is_last or trainer.step % config.checkpoint_every == 0:
                 self._save()
             report(trainer.step)
+            pace.tell(trainer.step)
         return self._end()
 
     def _resume(self) -> None:

@@ -3,7 +3,9 @@
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,7 +122,8 @@ class Training:
             folder=config.output / "features",
             device=self._device,
         )
-        self._answer(prompts, file, states)
+        with _timed("answers"):
+            self._answer(prompts, file, states)
         train = self._sequences([p for p in prompts if not p.is_held_out], file)
         held_out = self._sequences([p for p in prompts if p.is_held_out], file)
         held_out = held_out[: config.learning.validation_sequences]
@@ -142,7 +145,8 @@ class Training:
             more={fingerprint.FIELD: self._fingerprint, "num_anchors": self._recipe.num_anchors},
             num_target_layers=target.num_layers,
         )
-        lengths = self._evaluate(folder, [p for p in prompts if p.is_held_out])
+        with _timed("evaluation"):
+            lengths = self._evaluate(folder, [p for p in prompts if p.is_held_out])
         data = TrainingData(
             sets=_counts(prompts),
             num_sequences=len(train),
@@ -212,7 +216,8 @@ class Training:
         states: HiddenStateSource,
     ) -> Learned:
         config = self._config
-        to_learn, to_validate = states.examples(train, held_out, self._progress)
+        with _timed("hidden states"):
+            to_learn, to_validate = states.examples(train, held_out, self._progress)
         learning = Learning(
             network=network,
             examples=to_learn,
@@ -232,7 +237,8 @@ class Training:
             peak_bytes(network, self._recipe, longest=longest) / _GIB,
         )
         self._progress.start("training steps", total=learning.num_steps)
-        return learning.run(self._progress.update)
+        with _timed("training"):
+            return learning.run(self._progress.update)
 
     def _identity(
         self, draft: DSparkConfig, train: Sequence[TokenSequence]
@@ -267,6 +273,14 @@ class Training:
         return measure_accept_lengths(
             built, workload, temperatures=(0.0, 1.0), report=lambda label: None
         )
+
+
+@contextmanager
+def _timed(stage: str) -> Iterator[None]:
+    """Log how long a stage took, once it is done."""
+    started = time.monotonic()
+    yield
+    logger.info("stage=%s seconds=%.0f", stage.replace(" ", "_"), time.monotonic() - started)
 
 
 def _counts(prompts: Sequence[TrainingPrompt]) -> dict[str, int]:

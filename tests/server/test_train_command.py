@@ -68,10 +68,14 @@ def train(config: Path, *words: str) -> int:
 def test_a_draft_is_made_that_can_be_served_and_says_what_it_is_worth(
     pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(write_config(tmp_path, pair)) == 0
+    enough = {"training__epochs": 12, "training__validate_every": 16}
+    assert train(write_config(tmp_path, pair, **enough)) == 0
     out, err = capsys.readouterr()
     assert "accept_rate@0" in out
     assert "exported_step=" in out
+    for stage in ("answers", "hidden_states", "training", "evaluation"):
+        assert re.search(rf"stage={stage} seconds=\d+", err)
+    assert re.search(r"seconds_per_step=\d+\.\d+ estimated_minutes_left=\d+", err)
     assert "estimated_peak_gib=" in err
     assert re.search(r"^answers: \d+ of 20$", err, re.MULTILINE)
     output = tmp_path / "out"
