@@ -12,6 +12,7 @@ from engine import EngineClient, Finish, FinishReason, Request, TokenEvent, Toke
 from server.asking import Ask
 from server.deadlines import TimeLimits, in_time
 from server.errors import ApiError
+from server.inbox import Inbox, Silence
 from server.metrics import ServerMetrics
 from server.records import RequestRecord
 from server.stops import AnswerText, StopStrings, StopTable
@@ -45,11 +46,6 @@ class Answer:
     seconds: float
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Silence:
-    """Nothing has happened for as long as the caller wanted to know."""
 
 
 class Answers:
@@ -98,7 +94,7 @@ class Answers:
 
         When one fails, the others are cancelled and its error is raised.
         """
-        inbox: asyncio.Queue[tuple[int, Delta] | Exception] = asyncio.Queue()
+        inbox: Inbox[tuple[int, Delta] | Exception] = Inbox(silence_s=silence_s)
         tasks = [
             asyncio.create_task(self._follow(i, self._answer(ask, token_by_token), inbox, record))
             for i, ask in enumerate(asks)
@@ -106,17 +102,14 @@ class Answers:
         num_open = len(tasks)
         try:
             while num_open:
-                try:
-                    async with asyncio.timeout(silence_s):
-                        item = await inbox.get()
-                except TimeoutError:
-                    yield Silence()
-                    continue
+                item = await inbox.get()
                 if isinstance(item, Exception):
                     raise item
-                num_open -= item[1].finish is not None
+                if not isinstance(item, Silence):
+                    num_open -= item[1].finish is not None
                 yield item
         finally:
+            inbox.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -125,7 +118,7 @@ class Answers:
         self,
         index: int,
         answer: AsyncGenerator[Delta, None],
-        inbox: "asyncio.Queue[tuple[int, Delta] | Exception]",
+        inbox: Inbox[tuple[int, Delta] | Exception],
         record: RequestRecord,
     ) -> None:
         asked_at = time.time()
@@ -134,12 +127,12 @@ class Answers:
                 async for delta in deltas:
                     if delta.finish is not None:
                         record.add(asked_at, delta.finish)
-                    inbox.put_nowait((index, delta))
+                    inbox.put((index, delta))
                     if delta.finish is not None:
                         return
             raise AssertionError(f"the engine ended answer {index} without saying how")
         except Exception as error:
-            inbox.put_nowait(error)
+            inbox.put(error)
 
     async def _answer(self, ask: Ask, token_by_token: bool) -> AsyncGenerator[Delta, None]:
         table = StopTable(ask.stops)

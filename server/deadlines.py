@@ -36,6 +36,9 @@ async def in_time(
         yield event
         if event.finish is not None:
             return
+        if ends_at is None:
+            event = await anext(events)
+            continue
         async with _until(ends_at, limits.request_s):
             event = await anext(events)
 

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from server.errors import Failure
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+# They end a line for some clients, though not for server-sent events nor for JSON.
+_LINE_ENDS = (("\u2028", "\\u2028"), ("\u2029", "\\u2029"), ("\x85", "\\u0085"))
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -25,7 +29,11 @@ def _named(event: Mapping[str, object]) -> bytes:
 
 
 def _json(event: Mapping[str, object]) -> bytes:
-    return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
+    text = _ENCODER.encode(event)
+    if not text.isascii():
+        for end, escaped in _LINE_ENDS:
+            text = text.replace(end, escaped)
+    return text.encode()
 
 
 OPENAI = Dialect(frame=_data, error=lambda failure: failure.body, done=b"data: [DONE]\n\n")

@@ -9,9 +9,10 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.answers import Delta, Silence
+from server.answers import Delta
 from server.dialects import OPENAI, Dialect
 from server.errors import CLIENT_CLOSED, ClientGone, failure_of
+from server.inbox import Silence
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from server.answers import Delta, Silence
+from server.answers import Delta
 from server.errors import ClientGone
+from server.inbox import Silence
 from server.stream import EventStream, unless_gone
 
 
