@@ -89,6 +89,8 @@ def _attention_name(config: EngineConfig, *, is_cuda: bool) -> tuple[str, str | 
         if missing[wanted] is not None:
             raise LoadError(f"attention.backend is {wanted!r}, but {missing[wanted]}")
         return wanted, None
+    if config.dtype == "float32" and missing["triton"] is None:
+        return "triton", None  # flashinfer has no kernels for it
     for name, reason in missing.items():
         if reason is None:
             return name, None

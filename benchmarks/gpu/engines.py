@@ -59,9 +59,13 @@ def engine_of(
     **settings: Any,
 ) -> Built:
     """settings are fields of EngineConfig."""
-    accelerated = {"graphs": graphs, "attention_backend": attention_backend}
+    accelerated: dict[str, Any] = {
+        "graphs": graphs,
+        "attention_backend": attention_backend,
+        "dtype": str(pair.target.dtype).removeprefix("torch."),
+    }
     return wire_engine(
-        EngineConfig(  # type: ignore[arg-type]
+        EngineConfig(
             target="random",
             native_kernels="off",
             draft_budget="always",

@@ -1,6 +1,5 @@
 """What things take on the device; each is a table of rows, told as JSON and as text."""
 
-import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -10,19 +9,12 @@ import torch
 from benchmarks.gpu.checks import draft_pool
 from benchmarks.gpu.engines import context_kernel_of, engine_of
 from benchmarks.gpu.pairs import RELEASED, TINY, Pair, make_pair
+from benchmarks.gpu.results import Found, Row, table
 from benchmarks.gpu.rounds import PREFILL_CHUNK, Rounds, measure_rounds
 from benchmarks.gpu.timing import copy_bandwidth, in_turns, product_rate
 from draft import ContextKVWriter
 from engine.build import Built
 from engine.pool_size import parameter_bytes
-
-Row = dict[str, float | int | str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    title: str
-    rows: list[Row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,44 +59,65 @@ DRY = Effort(
 )
 
 
-def run_measures(device: torch.device, *, tiny: bool) -> Iterator[Table]:
-    """All tables, the cheap ones first."""
-    effort, shape = (DRY, TINY) if tiny else (FULL, RELEASED)
-    dtype = torch.float32 if tiny else torch.bfloat16
+def writes(device: torch.device, tiny: bool) -> Found:
+    """The device's own limits, and the context write in all its forms."""
+    effort, pair = _effort(tiny), _pair(device, tiny)
+    yield from table("device", lambda: iter([_limits(pair, device, effort)]))
+    yield from table("context write", lambda: _context_rows(pair, device, effort))
+
+
+def speculation(device: torch.device, tiny: bool) -> Found:
+    """Rounds as they are served: with a draft and with graphs."""
+    drafted = _bench(device, tiny)
+    yield from table("rounds", drafted.by_part)
+    yield from table("verify pass", drafted.verify_passes)
+    yield from table("stacked against per layer, end to end", drafted.by_context_writer)
+    yield from table("speed by accept length", drafted.by_accept_length)
+
+
+def plain(device: torch.device, tiny: bool) -> Found:
+    yield from table("plain decoding", _bench(device, tiny, speculates=False).plain)
+
+
+def eager(device: torch.device, tiny: bool) -> Found:
+    yield from table("rounds without graphs", _bench(device, tiny, graphs="off").by_part)
+
+
+def _effort(tiny: bool) -> Effort:
+    return DRY if tiny else FULL
+
+
+def _pair(device: torch.device, tiny: bool) -> Pair:
+    shape, dtype = (TINY, torch.float32) if tiny else (RELEASED, torch.bfloat16)
+    return make_pair(shape, dtype=dtype, device=device, max_len=_effort(tiny).max_len)
+
+
+def _bench(
+    device: torch.device, tiny: bool, *, speculates: bool = True, graphs: str = "auto"
+) -> "_Bench":
+    effort = _effort(tiny)
+    built = engine_of(
+        _pair(device, tiny),
+        device,
+        speculates=speculates,
+        graphs=graphs,
+        num_pages=effort.num_pages,
+        max_running_requests=max(effort.batches),
+        prefill_chunk_tokens=PREFILL_CHUNK,
+    )
+    return _Bench(built, device, effort)
+
+
+def _limits(pair: Pair, device: torch.device, effort: Effort) -> Row:
     bandwidth = copy_bandwidth(device, effort.copy_bytes)
-    rate = product_rate(device, dtype, effort.product_size)
-    yield Table("device", [{"copy_gb_per_s": bandwidth / 1e9, "product_tflop_per_s": rate / 1e12}])
-    pair = make_pair(shape, dtype=dtype, device=device, max_len=effort.max_len)
-    yield Table("context write", _context_rows(pair, device, effort, bandwidth, rate))
-
-    def bench(*, speculates: bool = True, graphs: str = "auto") -> _Bench:
-        built = engine_of(
-            pair,
-            device,
-            speculates=speculates,
-            graphs=graphs,
-            num_pages=effort.num_pages,
-            max_running_requests=max(effort.batches),
-            prefill_chunk_tokens=PREFILL_CHUNK,
-        )
-        return _Bench(built, device, effort)
-
-    drafted = bench()
-    yield Table("rounds", list(drafted.by_part()))
-    yield Table("verify pass", list(drafted.verify_passes(bandwidth)))
-    yield Table("stacked against per layer, end to end", list(drafted.by_context_writer()))
-    yield Table("speed by accept length", list(drafted.by_accept_length()))
-    del drafted  # one pool at a time
-    gc.collect()
-    yield Table("plain decoding", list(bench(speculates=False).plain()))
-    gc.collect()
-    yield Table("rounds without graphs", list(bench(graphs="off").by_part()))
+    rate = product_rate(device, pair.target.dtype, effort.product_size)
+    return {"copy_gb_per_s": bandwidth / 1e9, "product_tflop_per_s": rate / 1e12}
 
 
-def _context_rows(
-    pair: Pair, device: torch.device, effort: Effort, bandwidth: float, rate: float
-) -> list[Row]:
+def _context_rows(pair: Pair, device: torch.device, effort: Effort) -> Iterator[Row]:
     """Medians of all three paths, beside the time of the bytes and of the operations."""
+    bandwidth = copy_bandwidth(device, effort.copy_bytes)
+    rate = product_rate(device, pair.target.dtype, effort.product_size)
     network, config = pair.draft.network, pair.draft.config
     kernel = context_kernel_of(device)
     pool = draft_pool(pair, -(-max(effort.tokens) // 16) + 1, device)
@@ -114,7 +127,6 @@ def _context_rows(
     }
     if kernel is not None:
         writers["fused"] = ContextKVWriter(network=network, pool=pool, mode="on", kernel=kernel)
-    rows = []
     for count in effort.tokens:
         aux = torch.randn(count, config.aux_size, device=device).to(network.dtype)
         positions = torch.arange(count, device=device) % effort.max_len
@@ -131,8 +143,7 @@ def _context_rows(
             "bytes_floor_ms": 1000 * num_bytes / bandwidth,
             "operations_floor_ms": 1000 * operations / rate,
         }
-        rows.append(row)
-    return rows
+        yield row
 
 
 def _context_work(pair: Pair, count: int) -> tuple[int, int]:
@@ -207,8 +218,9 @@ class _Bench:
                 }
         self.built.engine.set_context_kv("auto")
 
-    def verify_passes(self, bandwidth: float) -> Iterator[Row]:
+    def verify_passes(self) -> Iterator[Row]:
         """A pass reads every weight but the embedding's once: that much a second, beside a copy."""
+        bandwidth = copy_bandwidth(self.device, self.effort.copy_bytes)
         embedding = self.built.target.parts.embedding.get_parameter("weight")
         weights = parameter_bytes(self.built.target.model) - embedding.nbytes
         for batch in self.effort.batches:

@@ -55,6 +55,16 @@ def test_cuda_gets_the_fastest_attention_that_is_there(
     assert (found.recorder is not None) == (attention != "reference")
 
 
+def test_float32_gets_the_attention_that_has_kernels_for_it() -> None:
+    """Else it would be the reference, and no graphs."""
+    with installed("flashinfer", "triton"):
+        found = chosen(dtype="float32")
+        assert chosen(dtype="float16").attention == "flashinfer"
+    assert (found.attention, found.attention_reason) == ("triton", None)
+    with installed("flashinfer"):
+        assert chosen(dtype="float32").attention == "flashinfer"
+
+
 def test_a_cpu_gets_none_of_it_and_says_why() -> None:
     found = chosen(CPU)
     assert found.attention == "reference"
