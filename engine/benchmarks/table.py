@@ -6,7 +6,7 @@ from engine.benchmarks.columns import Row, columns, number
 from engine.benchmarks.summary import ArmSummary
 
 _COUNTS = ("requests", "input_tokens", "output_tokens", "cached_tokens", "preemptions")
-_DRAFT_COUNTS = ("drafts", "draft_tokens", "accepted_tokens")
+_DRAFT_COUNTS = ("drafts", "draft_tokens", "accepted_tokens", "withheld_draft_tokens")
 _LABELS = {
     "requests": "requests",
     "input_tokens": "input tokens",
@@ -23,6 +23,7 @@ _LABELS = {
     "drafts": "drafts",
     "draft_tokens": "draft tokens",
     "accepted_tokens": "accepted draft tokens",
+    "withheld_draft_tokens": "draft tokens withheld by the draft budget",
 }
 _RATES = (
     "duration_s",

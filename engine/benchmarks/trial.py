@@ -68,6 +68,8 @@ def figures(trial: Trial) -> dict[str, float]:
         "input_tokens": num_input,
         "output_tokens": num_output,
         "cached_tokens": trial.after.num_cached_tokens - trial.before.num_cached_tokens,
+        "withheld_draft_tokens": trial.after.num_withheld_draft_tokens
+        - trial.before.num_withheld_draft_tokens,
         "preemptions": trial.after.num_preemptions - trial.before.num_preemptions,
         "duration_s": seconds,
         "requests_per_s": len(runs) / seconds,

@@ -258,7 +258,9 @@ def test_drafts_by_load_leave_greedy_text_as_it_is(good: int | None, draft_folde
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    "settings", [{}, {"num_pages": 20, "prefill_chunk_tokens": 7}, {"num_draft_tokens": 3}], ids=str
+    "settings",
+    [{}, {"num_pages": 20, "prefill_chunk_tokens": 7}, {"confidence_threshold": 0.3}],
+    ids=str,
 )
 def test_any_number_of_drafts_leaves_greedy_text_as_it_is(
     settings: dict[str, object], seed: int, draft_folder: Path
@@ -270,8 +272,9 @@ def test_any_number_of_drafts_leaves_greedy_text_as_it_is(
         return [numbers.randint(0, cap) for cap in load.caps]
 
     built = tiny_engine(draft_folder=draft_folder, costs=COSTS, **settings)
+    good = None if "confidence_threshold" in settings else 2  # an oracle has no confidences
     with patch.object(LoadBudget, "allot", anything):
-        assert _greedy_texts(built, asked, expected, 2) == expected
+        assert _greedy_texts(built, asked, expected, good) == expected
 
 
 def test_a_seeded_request_is_the_same_whatever_load_does_to_the_others(draft_folder: Path) -> None:

@@ -1,14 +1,18 @@
 """All options of a request together: inside a draft block as in plain decoding."""
 
 import itertools
+import random
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from engine import FinishReason, Request, TokenLogprob
 from engine.build import Built
+from engine.draft_budget import Load, LoadBudget
+from engine.step_costs import Curve, StepCosts
 from tests.engine import options_table
 from tests.engine.option_cases import (
     NEW_TOKENS,
@@ -29,6 +33,7 @@ PAIRS = [(option, option) for option in OPTIONS] + list(itertools.combinations(O
 EACH_PAIR = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: _name(pair))
 GREEDY = next(option for option in OPTIONS if option.name == "temperature")
 HOT = {"temperature": 0.8, "seed": 11}
+ANY_COSTS = StepCosts(passes=Curve.through({1: 1.0}), drafts=Curve.through({1: 1.0}))
 
 Answers = dict[str, Answered]
 
@@ -71,8 +76,8 @@ def speculative(draft_folder: Path) -> Built:
     return tiny_engine(target=target(), draft_folder=draft_folder, max_queued_requests=1000)
 
 
-@pytest.fixture(scope="module", params=["no draft", "good drafts"])
-def greedy(request: pytest.FixtureRequest, speculative: Built) -> Answers:
+@pytest.fixture(scope="module", params=["no draft", "good drafts", "any number of them"])
+def greedy(request: pytest.FixtureRequest, speculative: Built, draft_folder: Path) -> Answers:
     """The answers to all pairs of options, asked at once."""
     requests = _requests(PAIRS)
     if request.param == "no draft":
@@ -83,7 +88,18 @@ def greedy(request: pytest.FixtureRequest, speculative: Built) -> Answers:
         for asked, prompt in _asked(pair).values()
     ]
     with oracle(texts, good=3, vocab=VOCAB):
-        return run_told(speculative, requests)
+        if request.param == "good drafts":
+            return run_told(speculative, requests)
+        numbers = random.Random(0)
+
+        def allot(self: LoadBudget, load: Load) -> list[int]:
+            return [numbers.randint(0, cap) for cap in load.caps]
+
+        built = tiny_engine(
+            target=target(), draft_folder=draft_folder, max_queued_requests=1000, costs=ANY_COSTS
+        )
+        with patch.object(LoadBudget, "allot", allot):
+            return run_told(built, requests)
 
 
 @pytest.fixture(scope="module")

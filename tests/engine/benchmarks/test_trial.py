@@ -42,6 +42,13 @@ def test_accept_length_is_one_more_than_what_stood_in_a_round() -> None:
     assert arm.accepted_percent_per_position == (75.0, 62.5, 50.0)
 
 
+def test_withheld_drafts_are_those_of_the_trial() -> None:
+    before = EngineSnapshot(num_withheld_draft_tokens=5)
+    after = EngineSnapshot(num_withheld_draft_tokens=12)
+    found = figures(trial([run([1.0], [1])], before=before, after=after))
+    assert found["withheld_draft_tokens"] == 7
+
+
 def test_without_a_draft_every_pass_says_one_token() -> None:
     arm = sum_up("plain", [trial([run([1.0, 2.0], [1, 1])])])
     assert arm.accept_length == 1
