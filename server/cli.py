@@ -99,7 +99,9 @@ def _run(words: list[str]) -> int:
 
 
 def _fail(error: Exception, code: int) -> int:
-    print(f"dspark: {' '.join(str(error).split())}", file=sys.stderr)
+    said = " ".join(str(error).split())
+    # A complaint about a command's own line names the command.
+    print(said if said.startswith("dspark ") else f"dspark: {said}", file=sys.stderr)
     return code
 
 

@@ -42,19 +42,25 @@ def load_settings(
     flags: Sequence[Assignment] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Resolved:
-    """Merge all sources and validate. Raises SettingsError naming field, found and accepted."""
+    """Merge all sources and validate.
+
+    Raises SettingsError naming field, found and accepted, for each that is at fault.
+    """
+    faults: list[str] = []
     layers = [
-        read_file(config) if config is not None else [],
+        read_file(config, faults) if config is not None else [],
         read_environment(environ or {}),
         flags,
     ]
     given = {a.path: _with_full_path(a) for layer in layers for a in layer}
+    settings = None
     try:
         settings = Settings.model_validate(_nested(given))
     except ValidationError as error:
-        raise SettingsError(_complaint(error, given)) from None
-    for assignment in given.values():
-        _check_exists(assignment)
+        faults += _complaints(error, given, tells_missing=not faults)
+    faults += [fault for a in given.values() if (fault := _missing_file(a)) is not None]
+    if settings is None or faults:
+        raise SettingsError("; also: ".join(faults))
     return Resolved(settings, {path: a.origin for path, a in given.items()})
 
 
@@ -70,24 +76,19 @@ def _with_full_path(assignment: Assignment) -> Assignment:
     return assignment
 
 
-def _check_exists(assignment: Assignment) -> None:
+def _missing_file(assignment: Assignment) -> str | None:
     """A path that can only be a path must lead somewhere; a hub id is checked when it is loaded."""
     value = assignment.value
     if not isinstance(value, str):
-        return
+        return None
+    where = f"{assignment.origin}: {assignment.path}: found {value}"
     if value.startswith(DEMO_PREFIX) and value != DEMO_NAME:
-        raise SettingsError(
-            f"{assignment.origin}: {assignment.path}: found {value}; accepted: {DEMO_NAME}"
-        )
+        return f"{where}; accepted: {DEMO_NAME}"
     if assignment.path in _FOLDERS and Path(value).is_absolute() and not Path(value).is_dir():
-        raise SettingsError(
-            f"{assignment.origin}: {assignment.path}: found {value}, which is no folder; "
-            "accepted: a folder with config.json, or a hub id"
-        )
+        return f"{where}, which is no folder; accepted: a folder with config.json, or a hub id"
     if assignment.path in _FILES and not Path(value).is_file():
-        raise SettingsError(
-            f"{assignment.origin}: {assignment.path}: found {value}, which is no file"
-        )
+        return f"{where}, which is no file"
+    return None
 
 
 def _nested(given: Mapping[str, Assignment]) -> dict[str, Any]:
@@ -107,14 +108,20 @@ def _value_of(assignment: Assignment) -> object:
     return None if assignment.value == "null" and can_be_null else assignment.value
 
 
-def _complaint(error: ValidationError, given: Mapping[str, Assignment]) -> str:
-    """The first problem in one line, what was written before what is missing, and their number."""
+def _complaints(
+    error: ValidationError, given: Mapping[str, Assignment], *, tells_missing: bool
+) -> list[str]:
+    """Every problem in one line, what was written before what is missing.
+
+    A name that is misspelt leaves another one missing, which is then no news.
+    """
     problems: dict[str, Mapping[str, Any]] = {}
     for problem in error.errors(include_url=False):
-        problems.setdefault(_path_of(problem["loc"]), dict(problem))
-    first, *others = sorted(problems, key=lambda path: path not in given)
-    more = f" (also at fault: {', '.join(others)})" if others else ""
-    return _sentence(first, problems[first], given.get(first)) + more
+        path = _path_of(problem["loc"])
+        if tells_missing or path in given:
+            problems.setdefault(path, dict(problem))
+    ordered = sorted(problems, key=lambda path: path not in given)
+    return [_sentence(path, problems[path], given.get(path)) for path in ordered]
 
 
 def _path_of(loc: tuple[int | str, ...]) -> str:

@@ -29,10 +29,11 @@ class Assignment:
     folder: Path  # relative paths count from here
 
 
-def read_file(file: Path) -> list[Assignment]:
+def read_file(file: Path, faults: list[str]) -> list[Assignment]:
     """The settings in a YAML file.
 
-    Raises SettingsError: no such file, not YAML, unknown or repeated keys; with the line.
+    Unknown and repeated keys and odd numbers are added to the faults, each with its line.
+    Raises SettingsError: no such file, not YAML.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -43,7 +44,7 @@ def read_file(file: Path) -> list[Assignment]:
     try:
         loader = PlainLoader(text)
         root = loader.get_single_node()
-        return [] if root is None else list(_walk(loader, root, "", file))
+        return [] if root is None else list(_walk(loader, root, "", file, faults))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
@@ -89,28 +90,37 @@ def _path_of_variable(name: str) -> str:
     raise SettingsError(f"unknown environment variable {name}{did_you_mean(name, known)}")
 
 
-def _walk(loader: PlainLoader, node: yaml.Node, prefix: str, file: Path) -> Iterator[Assignment]:
+def _walk(
+    loader: PlainLoader, node: yaml.Node, prefix: str, file: Path, faults: list[str]
+) -> Iterator[Assignment]:
     """Flatten a mapping of sections into assignments, one for each value."""
     if _is_empty(node):
         return
     if not isinstance(node, yaml.MappingNode):
         where = prefix.rstrip(".") or "the file"
-        raise SettingsError(f"{_line(file, node)}: {where}: accepted: a mapping of settings")
+        faults.append(f"{_line(file, node)}: {where}: accepted: a mapping of settings")
+        return
     lines: dict[str, int] = {}
     for key_node, value_node in node.value:
         key = str(loader.construct_object(key_node, deep=True)).replace("-", "_")
         name, origin = prefix + key, _line(file, key_node)
         if name in lines:
-            raise SettingsError(f"{origin}: {name} is given twice; first in line {lines[name]}")
+            faults.append(f"{origin}: {name} is given twice; first in line {lines[name]}")
+            continue
         lines[name] = key_node.start_mark.line + 1
         if _is_section(name, value_node):
-            yield from _walk(loader, value_node, f"{name}.", file)
-        else:
-            value, complaint = _construct(loader, value_node)
+            yield from _walk(loader, value_node, f"{name}.", file, faults)
+            continue
+        value, complaint = _construct(loader, value_node)
+        try:
             path = canonical_path(name, origin=origin)
-            if complaint is not None:
-                raise SettingsError(f"{origin}: {name}: {complaint}")
+        except SettingsError as error:
+            faults.append(str(error))
+            continue
+        if complaint is None:
             yield Assignment(path, value, origin, file.resolve().parent)
+        else:
+            faults.append(f"{origin}: {name}: {complaint}")
 
 
 def _construct(loader: PlainLoader, node: yaml.Node) -> tuple[object, str | None]:

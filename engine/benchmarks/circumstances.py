@@ -35,7 +35,7 @@ class Start:
             return []
         return [
             f"the load average was {self.load_average:.1f} at the start: another busy process "
-            "makes two torch threads several times slower"
+            "makes threads that compute together several times slower"
         ]
 
 

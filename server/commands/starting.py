@@ -50,8 +50,22 @@ def settle(args: argparse.Namespace, *, more: Sequence[Assignment] = ()) -> Sett
     if args.print_config:
         print(effective_yaml(resolved.settings, resolved.origins), end="")
     elif args.check:
-        print("the settings are valid")
+        print(f"the settings are valid{_not_looked_up(resolved.settings)}")
     return None if args.check or args.print_config else resolved.settings
+
+
+def _not_looked_up(settings: Settings) -> str:
+    """What a check has left to the start: whether models of a hub are there."""
+    named = {
+        "model.path": settings.model.path,
+        "speculative.draft_model": settings.speculative.draft_model,
+    }
+    left = [
+        f"{name} {value}"
+        for name, value in named.items()
+        if value is not None and value != DEMO_NAME and not Path(value).is_dir()
+    ]
+    return f"; not looked up, for that happens at the start: {', '.join(left)}" if left else ""
 
 
 def configure_log(level: str) -> None:

@@ -105,7 +105,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         (
             ["serve", "--prot", "1"],
             2,
-            "dspark: dspark serve: unknown flag --prot; did you mean --p",
+            "dspark serve: unknown flag --prot; did you mean --p",
         ),
         (["serve", "a/b", "c/d"], 2, "unrecognized arguments: c/d; see dspark serve --help"),
         (["serve", "--config", "no.yaml"], 2, "dspark: config file no.yaml: No such file"),
@@ -123,6 +123,8 @@ def test_a_refusal_is_one_line_and_an_exit_code(
     assert captured.out == ""
     assert line in captured.err
     assert captured.err.count("\n") == 1
+    assert captured.err.startswith("dspark")
+    assert "dspark: dspark" not in captured.err
 
 
 def test_a_port_in_use_is_refused_before_anything_is_loaded(
@@ -194,6 +196,14 @@ def test_check_validates_and_loads_nothing(capsys: pytest.CaptureFixture[str]) -
     assert main(["serve", "--config", DEMO, "--check"]) == 0
     assert capsys.readouterr().out == "the settings are valid\n"
     assert main(["serve", "--config", DEMO, "--check", "--port", "0"]) == 2
+
+
+def test_check_says_which_models_it_has_not_looked_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "some/target", "--draft-model", "no/draft", "--check"]) == 0
+    left = "model.path some/target, speculative.draft_model no/draft"
+    assert capsys.readouterr().out == (
+        f"the settings are valid; not looked up, for that happens at the start: {left}\n"
+    )
 
 
 def test_print_config_tells_where_a_value_comes_from(

@@ -261,10 +261,30 @@ def test_speculation_without_a_draft_says_both_ways_out() -> None:
     assert load(["--model", "a/b", "--speculative.algorithm", "none"]).model.path == "a/b"
 
 
-def test_of_several_problems_the_first_is_told_and_the_others_named() -> None:
-    assert refusal([*PAIR, "--port", "x", "--kv.page_size", "x"]).endswith(
-        " (also at fault: server.port)"
+def test_all_problems_are_told() -> None:
+    message = refusal([*PAIR, "--port", "x", "--kv.page_size", "y"])
+    page_size, port = message.split("; also: ")
+    assert page_size.startswith("--kv.page_size: kv.page_size: found 'y'; accepted: ")
+    assert port.startswith("--port: server.port: found 'x'; accepted: ")
+
+
+def test_all_mistakes_of_a_file_are_told_with_their_lines(tmp_path: Path) -> None:
+    config = write(
+        tmp_path,
+        "model: {pth: a/b}\nserver:\n  prot: 1\n  port: http\n  host: a\n  host: b\n"
+        "kv: 3\nspeculative: {draft_model: /no/such}\n",
     )
+    with pytest.raises(SettingsError) as refused:
+        load_settings(config)
+    told = [line.removeprefix(f"{config}:") for line in str(refused.value).split("; also: ")]
+    assert [line[: line.index(";") if ";" in line else None] for line in told] == [
+        "1: unknown setting model.pth",
+        "3: unknown setting server.prot",
+        "6: server.host is given twice",
+        "7: kv: accepted: a mapping of settings",
+        "4: server.port: found 'http'",
+        "8: speculative.draft_model: found /no/such, which is no folder",
+    ]
 
 
 def test_a_key_is_never_repeated() -> None:
