@@ -14,6 +14,7 @@ from server.answers import Answers
 from server.anthropic import anthropic_routes
 from server.asking import Asker
 from server.control import control_routes
+from server.docs_page import add_docs_page
 from server.documented import ERRORS
 from server.errors import install_error_handlers
 from server.keys import ApiKeys
@@ -46,6 +47,8 @@ def create_app(
         title="DSpark server",
         default_response_class=JSONResponse,
         redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
         responses=ERRORS,
     )
     app.state.is_draining = False
@@ -81,6 +84,7 @@ def create_app(
             is_draining=lambda: bool(app.state.is_draining),
         )
     )
+    add_docs_page(app)
     install_error_handlers(app)
     # The last one added is the first to see a request.
     app.add_middleware(Crashes)
