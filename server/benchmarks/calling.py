@@ -107,11 +107,23 @@ def _note(piece: Piece, done: Call, clock: Callable[[], float]) -> None:
 
 async def _data_lines(response: httpx.Response) -> AsyncIterator[str]:
     """What stands after `data:`; comments and other fields of server-sent events are passed by."""
-    async for line in response.aiter_lines():
+    async for raw in _lines(response):
+        line = raw.decode(errors="replace")
         if line.startswith("data:"):
             yield line[len("data:") :].strip()
         elif line and not line.startswith((":", "event:", "id:", "retry:")):
             raise StreamBroken(f"a line that is no server-sent event: {line[:_MOST_SAID]!r}")
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Lines as server-sent events have them: httpx's own end at U+2028 too, and cost more."""
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r")
+    if rest:
+        yield rest
 
 
 def _event(data: str) -> Mapping[str, Any]:

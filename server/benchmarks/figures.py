@@ -23,13 +23,18 @@ class ServedTrial:
     calls: tuple[Call, ...]
     seconds: float  # from the first request out to the last event in
     has_forgotten: bool  # the server said that its prefix cache was empty at the start
+    client_cpu_s: (
+        float  # that asking and reading took, of the machine that is measured, if it is one
+    )
 
     @classmethod
-    def of(cls, calls: Sequence[Call], *, has_forgotten: bool) -> "ServedTrial":
+    def of(
+        cls, calls: Sequence[Call], *, has_forgotten: bool, client_cpu_s: float = 0.0
+    ) -> "ServedTrial":
         ordered = sorted(calls, key=lambda call: call.prompt)
         begun = min(call.started_at for call in calls)
         ended = max((t for call in calls for t in call.event_times), default=begun)
-        return cls(tuple(ordered), ended - begun, has_forgotten)
+        return cls(tuple(ordered), ended - begun, has_forgotten, client_cpu_s)
 
     @property
     def answered(self) -> list[Call]:
@@ -69,6 +74,9 @@ def served_figures(trial: ServedTrial) -> dict[str, float]:
     if not answered:
         return figures
     figures["request_throughput"] = len(answered) / seconds
+    figures["client_cpu_percent"] = 100 * trial.client_cpu_s / seconds
+    num_events = sum(len(call.event_times) for call in answered)
+    figures["client_cpu_us_per_event"] = 1e6 * trial.client_cpu_s / num_events
     if trial.has_counts:
         figures |= _counted(answered, seconds)
     figures |= latency_ms("ttft", [call.ttft for call in answered])

@@ -20,6 +20,8 @@ _TOTALS = {
     "output_throughput": "Output token throughput (tok/s)",
     "total_token_throughput": "Total token throughput (tok/s)",
     "peak_concurrent_requests": "Peak concurrent requests",
+    "client_cpu_percent": "CPU of this client (% of a core)",
+    "client_cpu_us_per_event": "CPU of this client (µs an event)",
 }
 _LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 _MOMENT_NAMES = {"mean": "Mean", "p50": "Median", "p95": "P95", "p99": "P99"}

@@ -1,5 +1,6 @@
 """Servers take turns, so that each has the machine to itself and drift meets all of them."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -83,8 +84,10 @@ async def run_trial(server: Server, plan: Plan, prompts: Sequence[Messages]) -> 
     async def ask(prompt: int) -> Call:
         return await server.ask(prompts[prompt], plan.sampling, prompt=prompt)
 
+    cpu = time.process_time()
     calls = await plan.load.run(ask, len(prompts))
-    return ServedTrial.of(calls, has_forgotten=has_forgotten)
+    cpu = time.process_time() - cpu
+    return ServedTrial.of(calls, has_forgotten=has_forgotten, client_cpu_s=cpu)
 
 
 async def warm_up(server: Server, plan: Plan) -> None:

@@ -95,6 +95,13 @@ def test_tokens_that_the_server_does_not_report_are_not_made_up() -> None:
     assert len(done.event_times) == 3  # the end counts, the comment does not
 
 
+def test_an_event_ends_at_its_line_feed_and_nowhere_else() -> None:
+    said = 'data: {"choices":[{"delta":{"content":"a\u2028b"}}]}\r\n\r\n'.encode()
+    with saying(answer(said + LAST + DONE)) as url:
+        done = ask(url)
+    assert (done.failure, done.text) == (None, "a\u2028b")
+
+
 def test_thinking_is_output_like_any_other() -> None:
     piece = BACKENDS["openai-chat"].piece(
         {"choices": [{"delta": {"reasoning_content": "hm", "content": None}}], "usage": None}

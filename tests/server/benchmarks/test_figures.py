@@ -70,3 +70,10 @@ def test_a_server_is_cold_that_has_dropped_its_prefixes_or_counts_none_of_them(
 ) -> None:
     call = Call(0, 0.0, [1.0], "x", "stop", Usage(10, 1, cached))
     assert ServedTrial.of([call], has_forgotten=has_forgotten).is_known_to_be_cold is is_cold
+
+
+def test_the_clients_own_cpu_is_told_by_time_and_by_event() -> None:
+    calls = [answered(0, 0.0, [1.0, 2.0], 2), answered(1, 0.0, [3.0, 4.0], 2)]
+    found = served_figures(ServedTrial.of(calls, has_forgotten=True, client_cpu_s=0.002))
+    assert found["client_cpu_percent"] == pytest.approx(0.05)
+    assert found["client_cpu_us_per_event"] == pytest.approx(500)
