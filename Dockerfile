@@ -60,10 +60,10 @@ VOLUME /cache
 EXPOSE 8000
 USER dspark
 
-# The first start fetches and converts a model before it answers. With another port by flag, or with
-# TLS, give `docker run` a --health-cmd of its own.
+# The first start fetches and converts a model before it answers. Port and certificate are those of the
+# environment; where a flag or a file names them, give `docker run` a --health-cmd of its own.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ['DSPARK__SERVER__PORT']}/health\", timeout=3)"]
+    CMD ["python", "-c", "import os, ssl, urllib.request as r; tls = os.environ.get('DSPARK__SERVER__SSL_CERTFILE'); r.urlopen(f\"http{'s' if tls else ''}://127.0.0.1:{os.environ['DSPARK__SERVER__PORT']}/health\", timeout=3, context=ssl._create_unverified_context() if tls else None)"]
 
 ENTRYPOINT ["dspark"]
 CMD ["--help"]

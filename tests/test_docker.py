@@ -128,6 +128,20 @@ def test_the_health_check_asks_a_route_that_needs_no_key() -> None:
     assert named <= set(environment())
 
 
+@pytest.mark.parametrize(("certificate", "scheme"), [(None, "http"), ("own.pem", "https")])
+def test_the_health_check_goes_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, certificate: str | None, scheme: str
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda url, **_: asked.append(url))
+    monkeypatch.setenv("DSPARK__SERVER__PORT", "8123")
+    if certificate is not None:
+        monkeypatch.setenv("DSPARK__SERVER__SSL_CERTFILE", certificate)
+    check = arguments("HEALTHCHECK")[0]
+    exec(json.loads(check[check.index("[") :])[2], {})
+    assert asked == [f"{scheme}://127.0.0.1:8123/health"]
+
+
 def test_the_commands_in_its_comments_exist() -> None:
     text = (ROOT / "Dockerfile").read_text()
     command, config = re.findall(r"dspark (\w+) --config (\S+)", text)[0]
