@@ -165,7 +165,12 @@ def test_arms_that_differ_are_exit_code_1(
 ) -> None:
     file = tmp_path / "result.json"
     with a_verifier_that_lies(vocab=VOCAB):
-        code = bench(pair, asked, "--compare", "speculation", "--output", str(file))
+        code = bench(
+            pair,
+            asked,
+            *("--compare", "speculation", "--output", str(file)),
+            *("--speculative.draft_budget", "always"),  # a lie needs rounds with drafts
+        )
     out = capsys.readouterr().out
     assert code == 1
     assert "token ids: DIFFERENT, which must not be" in out

@@ -52,7 +52,8 @@ def test_any_real_difference_is_exit_code_1(
     pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with a_verifier_that_lies(vocab=VOCAB):
-        code = verify(pair, tmp_path, "--num-prompts", "1")
+        always = ("--speculative.draft_budget", "always")  # a lie needs rounds with drafts
+        code = verify(pair, tmp_path, "--num-prompts", "1", *always)
     out = capsys.readouterr().out
     assert code == 1
     assert "DIFFERENT" in out
