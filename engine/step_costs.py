@@ -46,7 +46,8 @@ class StepCosts:
 
     Both with all that the host does for them. The context is what a sequence attends to; a pass
     reads it once for each sequence and computes with it for each row. Where passes are replayed
-    (see engine.graphs), whatever fits a tier costs what the whole tier does.
+    (see engine.graphs), whatever fits a tier costs what the whole tier does, and a step without
+    drafts what a tier of single rows does.
     """
 
     passes: Curve  # by rows
@@ -60,8 +61,9 @@ class StepCosts:
     def pass_seconds(self, *, num_sequences: int, num_rows: int, context: int) -> float:
         """context: tokens, the mean over the sequences."""
         size = self._replayed(num_sequences)
-        if num_rows <= size * self.width:
-            num_sequences, num_rows = size, size * self.width
+        width = 1 if num_rows <= num_sequences else self.width
+        if num_rows <= size * width:
+            num_sequences, num_rows = size, size * width
         per_token = num_sequences * self.context_per_sequence + num_rows * self.context_per_row
         return self.passes.at(num_rows) + per_token * context
 

@@ -23,9 +23,11 @@ class RecordedSizes:
         """Every tier keeps its own logits, taps and, where rows draw, draft distributions."""
         row = (self.vocab_size + self.aux_size) * self.itemsize
         drawn = self.block_size * self.vocab_size * _FLOAT32
-        return sum(self.tiers.sizes) * (self.width * row + drawn)
+        rows = self.width if self.width == 1 else self.width + 1  # single rows have their own
+        return sum(self.tiers.sizes) * (rows * row + drawn)
 
     @property
     def num_recordings(self) -> int:
-        """Of passes over pages: the target's and, greedy and drawn, the draft's for each tier."""
-        return len(self.tiers.sizes) * (1 if self.block_size == 0 else 3)
+        """Of passes over pages, for each tier: the target's, over full windows and single rows, and
+        the draft's, greedy and drawn."""
+        return len(self.tiers.sizes) * (1 if self.block_size == 0 else 4)

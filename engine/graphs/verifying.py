@@ -27,8 +27,9 @@ class GraphedTarget:
 
     A share's rows stand at the end of its window, where causal attention lets them see what they
     always see. The rest is padding: its keys and values go to the scratch page, which only the
-    sequences that are not there read. Steps with a longer share, or with a sequence that is
-    shorter than a window, run as they did.
+    sequences that are not there read. Steps in which nobody brings a draft have windows of their
+    own, one row wide. Steps with a longer share, or with a sequence that is shorter than a window,
+    run as they did.
     """
 
     def __init__(
@@ -46,23 +47,26 @@ class GraphedTarget:
     ) -> None:
         """width: rows of a full verify window; max_pages: of a sequence and such a window.
 
-        make_target builds the same target over another attention. Records every tier. Raises
-        NoFixedPlan when a layer's attention cannot be recorded.
+        make_target builds the same target over another attention. Records every tier, with full
+        windows and with single rows. Raises NoFixedPlan when a layer's attention cannot be had so.
         """
         self._eager = eager
         self._tiers = tiers
-        self._width = width
+        self._widths = sorted({1, width})
         self._scratch = scratch
         self._device = device
-        self._windows: dict[int, _Window] = {}
-        for size in reversed(tiers.sizes):  # the largest first: the others fit into its memory
-            attending = PinnedAttention(
-                attention, num_sequences=size, query_len=width, max_pages=max_pages
-            )
-            attending.update(kv_lens=self._kv_lens([], size), page_tables=self._tables([], size))
-            self._windows[size] = _record(
-                make_target(attending), attending, recorder, size, width, scratch.slot, device
-            )
+        self._windows: dict[tuple[int, int], _Window] = {}
+        for rows in reversed(self._widths):  # the largest first: the others fit into its memory
+            for size in reversed(tiers.sizes):
+                attending = PinnedAttention(
+                    attention, num_sequences=size, query_len=rows, max_pages=max_pages
+                )
+                attending.update(
+                    kv_lens=_kv_lens([], size, rows), page_tables=self._tables([], size, rows)
+                )
+                self._windows[size, rows] = _record(
+                    make_target(attending), attending, recorder, size, rows, scratch.slot, device
+                )
 
     @property
     def vocab_size(self) -> int:
@@ -70,33 +74,42 @@ class GraphedTarget:
 
     def forward(self, batch: ScheduleBatch) -> TargetOutput:
         """See TargetModel.forward."""
-        size = self._tiers.holding(len(batch.query_lens))
-        if size is None or max(batch.query_lens) > self._width or min(batch.kv_lens) < self._width:
+        size, width = self._tiers.holding(len(batch.query_lens)), self._fitting(batch)
+        if size is None or width is None:
             return self._eager.forward(batch)
-        window = self._windows[size]
-        rows = _padded_rows(batch.query_lens, self._width)
-        at, source = upload([rows, _sources(rows, size * self._width)], self._device)
+        window = self._windows[size, width]
+        rows = _padded_rows(batch.query_lens, width)
+        at, source = upload([rows, _sources(rows, size * width)], self._device)
         window.stage(batch.token_ids, batch.positions, batch.slot_mapping, source)
         window.attention.update(
-            kv_lens=self._kv_lens(batch.kv_lens, size),
-            page_tables=self._tables(batch.page_tables, size),
+            kv_lens=_kv_lens(batch.kv_lens, size, width),
+            page_tables=self._tables(batch.page_tables, size, width),
         )
         window.recording.replay()
         found = window.recording.outputs
         return TargetOutput(found.logits[at[batch.logit_rows]], _rows(found.aux_hidden, at))
 
-    def _kv_lens(self, kv_lens: Sequence[int], size: int) -> list[int]:
-        """Sequences that are not there are as long as their window."""
-        return [*kv_lens, *[self._width] * (size - len(kv_lens))]
+    def _fitting(self, batch: ScheduleBatch) -> int | None:
+        """The narrowest windows that hold every share, for sequences as long as they are wide."""
+        longest, shortest = max(batch.query_lens), min(batch.kv_lens)
+        width = next((width for width in self._widths if width >= longest), None)
+        return width if width is not None and width <= shortest else None
 
-    def _tables(self, tables: Sequence[Sequence[int]], size: int) -> list[Sequence[int]]:
-        nobody = self._scratch.table(self._width)
+    def _tables(
+        self, tables: Sequence[Sequence[int]], size: int, width: int
+    ) -> list[Sequence[int]]:
+        nobody = self._scratch.table(width)
         return [*tables, *[nobody] * (size - len(tables))]
+
+
+def _kv_lens(kv_lens: Sequence[int], size: int, width: int) -> list[int]:
+    """Sequences that are not there are as long as their window."""
+    return [*kv_lens, *[width] * (size - len(kv_lens))]
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """One tier: what its recording reads, and the recording."""
+    """One tier and width: what its recording reads, and the recording."""
 
     token_ids: Tensor  # [size * width], as are the next two
     positions: Tensor

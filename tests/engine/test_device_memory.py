@@ -62,7 +62,7 @@ def test_the_fraction_is_of_the_whole_device_and_holds_weights_and_step(
 
 def test_graphs_take_their_outputs_a_round_and_one_page(draft_folder: Path) -> None:
     plan = planned(draft_folder, graphs=True, max_running_requests=6)
-    rows = (1 + 2 + 4 + 6) * 5  # tiers, and windows of 4 drafts and the anchor
+    rows = (1 + 2 + 4 + 6) * (5 + 1)  # tiers; windows of 4 drafts and the anchor, and single rows
     outputs = rows * (VOCAB + 3 * 48) * 4 + (1 + 2 + 4 + 6) * 4 * VOCAB * 4
     assert plan.graph_bytes == outputs + ROUND + plan.bytes_per_page
     left = int(TOTAL * 0.85) - USED - STEP - plan.graph_bytes
@@ -74,7 +74,9 @@ def test_what_an_attention_keeps_for_each_recording_is_counted(draft_folder: Pat
     plain = planned(draft_folder, graphs=True, max_running_requests=6)
     with patch.object(FixedReference, "fixed_plan_bytes", MIB):
         greedy = planned(draft_folder, graphs=True, max_running_requests=6)
-    assert greedy.graph_bytes - plain.graph_bytes == 4 * 3 * MIB  # tiers; target, greedy, drawn
+    assert (
+        greedy.graph_bytes - plain.graph_bytes == 4 * 4 * MIB
+    )  # tiers; windows, rows, greedy, drawn
 
 
 def test_pages_by_number_need_no_measurement(draft_folder: Path) -> None:
@@ -96,5 +98,5 @@ def test_recordings_for_128_sequences_of_the_released_pair_keep_less_than_two_gi
         block_size=7,
         itemsize=2,
     )
-    assert sizes.output_bytes == 255 * (8 * (151936 + 20480) * 2 + 7 * 151936 * 4)
+    assert sizes.output_bytes == 255 * (9 * (151936 + 20480) * 2 + 7 * 151936 * 4)
     assert sizes.output_bytes < 2e9

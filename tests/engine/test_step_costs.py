@@ -40,8 +40,11 @@ def test_what_is_replayed_costs_its_whole_tier() -> None:
         tiers=(1, 2, 4),
         width=3,
     )
+    assert costs.pass_seconds(num_sequences=1, num_rows=2, context=0) == 1.0
+    assert costs.pass_seconds(num_sequences=3, num_rows=4, context=0) == 4.0
+    # Where nobody drafts, windows are one row wide.
     assert costs.pass_seconds(num_sequences=1, num_rows=1, context=0) == 1.0
-    assert costs.pass_seconds(num_sequences=3, num_rows=3, context=0) == 4.0
+    assert costs.pass_seconds(num_sequences=3, num_rows=3, context=0) == pytest.approx(4 / 3)
     assert costs.draft_seconds(num_sequences=3, context=0) == 4.0
     # A chunk beside them, or more sequences than any tier holds: as many rows as there are.
     assert costs.pass_seconds(num_sequences=1, num_rows=9, context=0) == 3.0
