@@ -181,6 +181,11 @@ class StepsSection(Section):
     export: Literal["best", "last"] = Field(
         "best", description="Which step becomes the draft: the best by held-out accept length."
     )
+    compile: Literal["auto", "on", "off"] = Field(
+        "off",
+        description="torch.compile for the steps' forward and backward pass; auto is on with CUDA. "
+        "Where it fails or says something else, steps run without.",
+    )
 
     @model_validator(mode="after")
     def _a_start_has_a_draft(self) -> "StepsSection":

@@ -39,6 +39,7 @@ _LEARNING = (
     "validate_every",
     "validation_sequences",
     "export",
+    "compile",
 )
 _SEE = "see docs/training.md"
 

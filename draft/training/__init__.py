@@ -4,6 +4,7 @@
     blocks           which tokens are anchors, and the blocks that follow them
     dense_attention  where a training block's queries meet their keys
     forward          all blocks of a micro-batch at once, taught with the true tokens
+    compiling        the same compiled, if it says the same
     loss             the three terms, and how good the guesses are
     recipe           the numbers of a training, and what they are at a given step
     initialising     a new network: from scratch or from the target's own layers

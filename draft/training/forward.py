@@ -1,5 +1,6 @@
 """The draft over all blocks of a micro-batch, taught with the true tokens."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,9 @@ class BlockGuesses:
 
     logits: Float[Tensor, "B K V"]  # corrected by the Markov head
     confidence_logits: Float[Tensor, "B K"] | None  # float32
+
+
+GuessBlocks = Callable[[DSparkNetwork, MicroBatch], BlockGuesses]
 
 
 def guess_blocks(network: DSparkNetwork, batch: MicroBatch) -> BlockGuesses:

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 from draft.network import DSparkNetwork
 from draft.training.blocks import Labels, MicroBatch, draw_anchors
 from draft.training.examples import Examples
-from draft.training.forward import guess_blocks
+from draft.training.forward import GuessBlocks, guess_blocks
 from draft.training.loss import SlotLosses, slot_losses, slot_weights
 from draft.training.recipe import Recipe
 
-_EPOCH_STREAM, _ANCHOR_STREAM = 1, 2
+_EPOCH_STREAM, _ANCHOR_STREAM, _TRIAL_STREAM = 1, 2, 4  # 3 is the validation's
 _LIVE_LOGITS = 4  # tensors of [slots, Vd] in float32 at the worst moment: forward and backward
 
 
@@ -42,8 +42,15 @@ class Trainer:
     """
 
     def __init__(
-        self, *, network: DSparkNetwork, examples: Examples, recipe: Recipe, device: torch.device
+        self,
+        *,
+        network: DSparkNetwork,
+        examples: Examples,
+        recipe: Recipe,
+        device: torch.device,
+        guess: GuessBlocks = guess_blocks,
     ) -> None:
+        """guess: guess_blocks itself, or a faster form of it."""
         assert len(examples) > 0, "nothing to train on"
         self.network = network
         self.step = 0
@@ -51,6 +58,7 @@ class Trainer:
         self._examples = examples
         self._recipe = recipe
         self._device = device
+        self._guess = guess
         self._parameters = [p for p in network.parameters() if p.requires_grad]
         self._optimiser = torch.optim.AdamW(
             self._parameters, lr=recipe.learning_rate, weight_decay=recipe.weight_decay
@@ -126,7 +134,7 @@ class Trainer:
         examples = [self._examples.example(i) for i in indices]
         batch = MicroBatch.of(examples, anchors, block_size=self.network.config.block_size)
         batch = batch.to(self._device)
-        losses = losses_of(self.network, batch, autocast=self._recipe.autocast)
+        losses = losses_of(self.network, batch, autocast=self._recipe.autocast, guess=self._guess)
         weights = slot_weights(batch.labels.is_valid, decay=self._recipe.loss_decay)
         terms = self._recipe.weights_at(self.step, num_steps=self.num_steps)
         loss = losses.total(weights, terms, total_weight=total_weight)
@@ -136,10 +144,16 @@ class Trainer:
         return shares.to("cpu", torch.float64)
 
 
-def losses_of(network: DSparkNetwork, batch: MicroBatch, *, autocast: bool) -> SlotLosses:
+def losses_of(
+    network: DSparkNetwork,
+    batch: MicroBatch,
+    *,
+    autocast: bool,
+    guess: GuessBlocks = guess_blocks,
+) -> SlotLosses:
     """Forward pass and terms of one micro-batch. The target speaks through its own head."""
     with torch.autocast(batch.taps.device.type, torch.bfloat16, enabled=autocast):
-        guesses = guess_blocks(network, batch)
+        guesses = guess(network, batch)
     words = batch.labels.ids
     if network.vocabulary is not None:
         words = network.vocabulary.from_target(words, vocab_size=network.config.vocab_size)
@@ -148,6 +162,18 @@ def losses_of(network: DSparkNetwork, batch: MicroBatch, *, autocast: bool) -> S
         logits = F.linear(batch.target_hidden.to(head.dtype), head).float()
         p = logits.sub_(batch.log_normaliser[..., None]).exp_()
     return slot_losses(guesses, words, p)
+
+
+def trial_batch(examples: Examples, recipe: Recipe, *, block_size: int) -> MicroBatch:
+    """A micro-batch as a step has them, of the first sequences, on the processor."""
+    chosen = [
+        examples.example(i) for i in range(min(recipe.sequences_per_micro_batch, len(examples)))
+    ]
+    generator = seeded(recipe.seed, _TRIAL_STREAM)
+    anchors = [
+        draw_anchors(e.is_answer, count=recipe.num_anchors, generator=generator) for e in chosen
+    ]
+    return MicroBatch.of(chosen, anchors, block_size=block_size)
 
 
 def seeded(seed: int, *words: int) -> torch.Generator:

@@ -14,6 +14,7 @@ from draft import DSparkNetwork
 from draft.training.checkpoints import Checkpoints
 from draft.training.curves import draw_curves
 from draft.training.examples import Examples
+from draft.training.forward import GuessBlocks, guess_blocks
 from draft.training.journal import Journal
 from draft.training.recipe import Recipe
 from draft.training.trainer import StepReport, Trainer
@@ -66,6 +67,7 @@ class Learning:
         folder: Path,
         identity: Mapping[str, object],
         device: torch.device,
+        guess: GuessBlocks = guess_blocks,
     ) -> None:
         self._network = network
         self._held_out = held_out
@@ -73,7 +75,9 @@ class Learning:
         self._config = config
         self._folder = folder
         self._device = device
-        self._trainer = Trainer(network=network, examples=examples, recipe=recipe, device=device)
+        self._trainer = Trainer(
+            network=network, examples=examples, recipe=recipe, device=device, guess=guess
+        )
         self._checkpoints = Checkpoints(folder=folder / "checkpoints", identity=identity)
         self._journal = Journal(path=folder / "training.jsonl")
         self._best = _NOTHING_YET

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draft import DSparkConfig, DSparkNetwork
+from draft.training.compiling import compile_guesses
 from draft.training.errors import TrainingError
-from draft.training.examples import TokenSequence
+from draft.training.examples import Examples, TokenSequence
 from draft.training.export import export_draft, write_text
+from draft.training.forward import GuessBlocks, guess_blocks
 from draft.training.recipe import Recipe
-from draft.training.trainer import peak_bytes
+from draft.training.trainer import peak_bytes, trial_batch
 from engine import fingerprint
 from engine.api import SamplingParams
 from engine.benchmarks.accept_lengths import AcceptLengths, measure_accept_lengths
@@ -227,6 +229,7 @@ class Training:
             folder=config.output,
             identity=self._identity(network.config, train),
             device=self._device,
+            guess=self._guesses(network, to_learn),
         )
         longest = max(len(sequence.token_ids) for sequence in train)
         logger.info(
@@ -239,6 +242,14 @@ class Training:
         self._progress.start("training steps", total=learning.num_steps)
         with _timed("training"):
             return learning.run(self._progress.update)
+
+    def _guesses(self, network: DSparkNetwork, examples: Examples) -> GuessBlocks:
+        """The training's forward pass, compiled where that is asked for and works."""
+        mode = self._config.learning.compile
+        if mode == "off" or (mode == "auto" and self._device.type != "cuda"):
+            return guess_blocks
+        trial = trial_batch(examples, self._recipe, block_size=network.config.block_size)
+        return compile_guesses(network, trial.to(self._device), autocast=self._recipe.autocast)
 
     def _identity(
         self, draft: DSparkConfig, train: Sequence[TokenSequence]

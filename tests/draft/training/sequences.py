@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from draft import DSparkConfig
+from draft import DSparkConfig, DSparkNetwork
 from draft.training.examples import HiddenStates, OnlineExamples, TokenSequence
+from draft.training.initialising import new_network
 
 
 class FakeTarget:
@@ -29,6 +30,20 @@ def tiny_head(config: DSparkConfig) -> Tensor:
     """Embedding and head of the fake target."""
     generator = torch.Generator().manual_seed(11)
     return torch.randn(config.vocab_size, config.hidden_size, generator=generator)
+
+
+def tiny_network(config: DSparkConfig) -> DSparkNetwork:
+    """Ready to be trained, from scratch; the same at each call."""
+    head = tiny_head(config)
+    return new_network(
+        config,
+        embedding=head,
+        lm_head=head,
+        start=None,
+        max_positions=80,
+        seed=1,
+        device=torch.device("cpu"),
+    )
 
 
 def sequences(count: int, *, vocab: int, length: int = 18, seed: int = 0) -> list[TokenSequence]:
