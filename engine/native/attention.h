@@ -12,7 +12,7 @@
 #define KEY_BLOCK 64
 #define MAX_QUERIES 32  // query rows times query heads of a task
 #define MAX_HEAD_DIM 256
-#define KEYS_AHEAD 16   // whose reading begins while a key is used
+#define KEYS_AHEAD 24   // whose reading begins while a key, or its value, is used
 
 template <class KV>
 struct PagedAttention {
@@ -73,18 +73,20 @@ static inline vec add_values(vec old, vec more, Shrink shrink) {
   return kept + more * shrink.more;
 }
 
+// Into the second cache: the first one holds what a block is computed with.
 template <class KV>
-static inline void prefetch_row(const KV *row, int64_t head_dim, bool is_soon) {
-  const char *at = (const char *)row;
-  for (size_t i = 0; i < head_dim * sizeof(KV); i += 64) {
-    if (is_soon) __builtin_prefetch(at + i, 0, 3);
-    else __builtin_prefetch(at + i, 0, 2);
-  }
+static inline void prefetch_row(const KV *row, int64_t n) {
+  for (size_t i = 0; i < n * sizeof(KV); i += 64) __builtin_prefetch((const char *)row + i, 0, 2);
 }
 
 // Keys begin .. end - 1 of the block that starts at `start`; the sequence has some up to `last`.
 struct Block {
   int64_t start, begin, end, last;
+
+  // The key that is read ahead while this one is used.
+  int64_t ahead_of(int64_t key) const {
+    return key + KEYS_AHEAD < last ? key + KEYS_AHEAD : last - 1;
+  }
 };
 
 // Scores of Q queries; each key is loaded once for all of them.
@@ -97,11 +99,8 @@ static inline void score_keys(const PagedAttention<KV> &task, const Query *queri
     for (int j = 0; j < NT; j++) {
       const int64_t at = i + j < block.end ? i + j : block.end - 1;
       k[j] = task.keys + task.slots[at] * task.slot_stride;
-      if (is_first) {
-        const int64_t ahead = at + KEYS_AHEAD < block.last ? at + KEYS_AHEAD : block.last - 1;
-        prefetch_row(task.keys + task.slots[ahead] * task.slot_stride, D, true);
-        prefetch_row(task.values + task.slots[at] * task.slot_stride, D, false);
-      }
+      if (is_first)
+        prefetch_row(task.keys + task.slots[block.ahead_of(at)] * task.slot_stride, D);
     }
 #pragma GCC unroll 8
     for (int n = 0; n < Q; n++)
@@ -151,7 +150,7 @@ static inline SoftmaxState weigh(float *scores, int64_t begin, int64_t end, floa
 // C vectors of columns of Q queries' values, from column d on.
 template <int Q, int C, class KV>
 static inline void sum_values(const PagedAttention<KV> &task, Query *queries, int64_t d,
-                              Block block, const Shrink shrinks[Q],
+                              Block block, bool is_first, const Shrink shrinks[Q],
                               const float weights[Q][KEY_BLOCK]) {
   vec acc[Q][C];
 #pragma GCC unroll 8
@@ -160,6 +159,8 @@ static inline void sum_values(const PagedAttention<KV> &task, Query *queries, in
     for (int c = 0; c < C; c++) acc[n][c] = vec{};
   for (int64_t i = block.begin; i < block.end; i++) {
     const KV *v = task.values + task.slots[i] * task.slot_stride + d;
+    if (is_first)
+      prefetch_row(task.values + task.slots[block.ahead_of(i)] * task.slot_stride + d, C * VL);
     vec vd[C];
     for (int c = 0; c < C; c++) {
       vd[c] = load(v + c * VL);
@@ -193,8 +194,9 @@ ONE_COPY void attend_tile(const PagedAttention<KV> &task, Query *queries, int64_
                                                    end < KEY_BLOCK ? end : KEY_BLOCK, task.scale));
   }
   int64_t d = 0;
-  for (; d + NT * VL <= D; d += NT * VL) sum_values<Q, NT>(task, queries, d, block, shrinks, scores);
-  for (; d < D; d += VL) sum_values<Q, 1>(task, queries, d, block, shrinks, scores);
+  for (; d + NT * VL <= D; d += NT * VL)
+    sum_values<Q, NT>(task, queries, d, block, is_first, shrinks, scores);
+  for (; d < D; d += VL) sum_values<Q, 1>(task, queries, d, block, is_first, shrinks, scores);
 }
 
 template <class KV>
