@@ -114,12 +114,14 @@ def keeps_to(mask: ChainMask, draft_ids: Int[Tensor, "B K"], anchor_ids: Int[Ten
     """Whether a block that takes the argmax of all tokens keeps to the mask anyway.
 
     Then it takes the argmax of the allowed ones too. Otherwise the mask stands at its first slot
-    again as soon as somebody puts it there.
+    again as soon as somebody puts it there. A device is waited for once, not in every slot.
     """
-    previous = anchor_ids[mask.rows]
+    rows = mask.rows
+    said = torch.cat([anchor_ids[rows, None], draft_ids[rows]], dim=1).cpu()  # (M, K + 1)
+    previous = said[:, 0]
     for k in range(draft_ids.shape[1]):
         mask.stand(k, previous)
-        previous = draft_ids[mask.rows, k]
+        previous = said[:, k + 1]
         if not mask.allows(previous):
             return False
     return True

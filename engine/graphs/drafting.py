@@ -15,6 +15,7 @@ from draft import (
     DraftBlock,
     DSparkProposer,
 )
+from draft.masking import keeps_to
 from engine.graphs.pinned import PinnedAttention
 from engine.graphs.recorder import GraphRecorder, Recording
 from engine.graphs.scratch import ScratchPage
@@ -69,7 +70,8 @@ class GraphedProposer:
         """See Proposer.propose. The result is a copy: another replay may write where it lay."""
         count = len(request.context_lens)
         size = self._tiers.holding(count)
-        if size is None or request.mask is not None:  # a mask is asked on the host, slot by slot
+        masked_draws = request.mask is not None and request.sampling is not None
+        if size is None or masked_draws:  # q must be the mask's own, slot by slot
             return self._eager.propose(request)
         this = self._rounds[size, request.sampling is not None]
         this.stage(request, self._scratch.slot)
@@ -79,7 +81,7 @@ class GraphedProposer:
         )
         this.recording.replay()
         found = this.recording.outputs
-        return DraftBlock(
+        block = DraftBlock(
             draft_ids=found.draft_ids[:count].clone(),
             draft_probs=None
             if found.draft_probs is None or request.sampling is None
@@ -88,6 +90,9 @@ class GraphedProposer:
             if found.confidence_logits is None
             else found.confidence_logits[:count].clone(),
         )
+        if request.mask is None or keeps_to(request.mask, block.draft_ids, request.anchor_ids):
+            return block
+        return self._eager.propose(request)  # the mask is asked on the host, slot by slot
 
     def _kv_lens(self, context_lens: Sequence[int], size: int) -> list[int]:
         """Context and block; sequences that are not there have no context."""

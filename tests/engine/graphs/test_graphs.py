@@ -21,6 +21,7 @@ from engine.graphs.tape import _TapeRecording
 from engine.target import TargetModel
 from kv_pool import ReferenceAttention
 from tests.engine.graphs.recorded import graphed_engine, taped
+from tests.engine.option_cases import ByParity
 from tests.engine.running import generate_alone, greedy_requests, prompts, run_all
 from tests.engine.tiny_models import VOCAB, tiny_engine, tiny_target, write_tiny_draft
 from tests.engine.work import run_counting
@@ -175,6 +176,36 @@ def test_confidences_outlive_the_pass_that_verifies_them(draft_folder: Path) -> 
     assert len(graphed) > 10
     assert torch.equal(graphed.num_accepted, eager.num_accepted)
     torch.testing.assert_close(graphed.logits, eager.logits)
+
+
+class Anything:
+    """A row mask that rules nothing out."""
+
+    def fill(self, said: Any, row: Any) -> None:
+        row[:] = 0xFFFF_FFFF
+
+    def commit(self, token_id: int) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("mask", [Anything, ByParity])
+def test_greedy_blocks_under_a_mask_are_replayed_and_picked_anew_where_they_break_it(
+    mask: type, draft_folder: Path
+) -> None:
+    (prompt,) = prompts(1, vocab=VOCAB, low=9, high=10)
+
+    def asked() -> list[Request]:
+        params = SamplingParams(max_new_tokens=NEW_TOKENS)
+        return [Request("a", tuple(prompt), params, row_mask=mask())]
+
+    eager = tiny_engine(draft_folder=draft_folder, native_kernels="off")
+    graphed = graphed_engine(draft_folder=draft_folder)
+    with patch.object(
+        DSparkProposer, "propose", autospec=True, side_effect=DSparkProposer.propose
+    ) as picked:
+        found = texts_of(graphed, asked())
+    assert (picked.call_count == 0) == (mask is Anything)
+    assert found == texts_of(eager, asked())
 
 
 def test_a_batch_may_shrink_and_grow_again(draft_folder: Path) -> None:
