@@ -71,10 +71,10 @@ class EngineCore:
         with self._metrics.stage("draft"):
             block = self._draft(plan, draws)
             plan = self._budget.cut(plan, block)
-            options = StepOptions.of(plan, vocab_size=self._target.vocab_size, device=self._device)
         with self._metrics.stage("verify"):
             batch = build_batch(plan, block, device=self._device)
             output = self._target.forward(batch)
+            options = StepOptions.of(plan, vocab_size=self._target.vocab_size, device=self._device)
             meanwhile()
             results = verify_step(plan, batch, block, output.logits, draws, options)
         with self._metrics.stage("commit"):
@@ -89,12 +89,7 @@ class EngineCore:
         return [c.event for c in committed if c.event is not None]
 
     def _plan_draws(self, plan: StepPlan) -> Draws | None:
-        return plan_draws(
-            plan,
-            block_size=self._proposer.block_size,
-            vocab_size=self._target.vocab_size,
-            device=self._device,
-        )
+        return plan_draws(plan, block_size=self._proposer.block_size, device=self._device)
 
     def _draft(self, plan: StepPlan, draws: Draws | None) -> DraftBlock | None:
         if not plan.drafting:

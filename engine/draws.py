@@ -10,7 +10,7 @@ from torch import Tensor
 from draft import BlockSampling
 from engine.plan import StepPlan
 from engine.rng import Purpose, round_uniforms
-from engine.sampling import SamplingBatch, is_greedy
+from engine.sampling import is_greedy
 from engine.upload import place, upload
 
 
@@ -18,19 +18,16 @@ from engine.upload import place, upload
 class Draws:
     """R sampling shares with a temperature; the others take the argmax.
 
-    Everything is decided at plan time, on the host, before a draft exists.
+    The numbers are decided at plan time, on the host, before a draft exists.
     """
 
     rows: Int[Tensor, " R"]  # which of plan.sampling draw
     drafting: Int[Tensor, " Rd"]  # which of these R bring drafts
     uniforms: Float[Tensor, "R K+1 3"]  # float64, last axis by Purpose
-    params: SamplingBatch
     block: BlockSampling | None  # the drafter's part, for the Rd; None if nothing drafts
 
 
-def plan_draws(
-    plan: StepPlan, *, block_size: int, vocab_size: int, device: torch.device
-) -> Draws | None:
+def plan_draws(plan: StepPlan, *, block_size: int, device: torch.device) -> Draws | None:
     """None when the whole step is greedy."""
     sampling = plan.sampling
     rows = [i for i, s in enumerate(sampling) if not is_greedy(s.seq.request.params)]
@@ -51,18 +48,18 @@ def plan_draws(
         device,
     )
     drafting = [r for r, i in enumerate(rows) if sampling[i].num_drafts > 0]
-    params = [sampling[i].seq.request.params for i in rows]
     block_rows = {id(share): b for b, share in enumerate(plan.drafting)}
     of_block = [block_rows[id(sampling[rows[r]])] for r in drafting]
     rows_t, drafting_rows, of_block_t = upload(
         [np.array(x, dtype=np.int64) for x in (rows, drafting, of_block)], device
     )
-    temperatures = np.array([params[r].temperature for r in drafting], dtype=np.float32)
+    temperatures = np.array(
+        [sampling[rows[r]].seq.request.params.temperature for r in drafting], dtype=np.float32
+    )
     return Draws(
         rows=rows_t,
         drafting=drafting_rows,
         uniforms=uniforms,
-        params=SamplingBatch.of(params, vocab_size=vocab_size, device=device),
         block=BlockSampling(
             rows=of_block_t,
             temperatures=place(temperatures, device),

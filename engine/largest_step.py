@@ -73,9 +73,7 @@ class LargestStep:
     def run(self, target: Target, proposer: Proposer, *, device: torch.device) -> None:
         """What EngineCore.step does with such a plan, but for the scheduler's part."""
         plan, vocab_size = self.plan(), target.vocab_size
-        draws = plan_draws(
-            plan, block_size=proposer.block_size, vocab_size=vocab_size, device=device
-        )
+        draws = plan_draws(plan, block_size=proposer.block_size, device=device)
         block = None
         if plan.drafting:
             sampling = draws.block if draws is not None else None

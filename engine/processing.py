@@ -1,10 +1,9 @@
 """What a request's options do to its rows of logits, before a token is chosen from them.
 
 A step's logits go through a fixed row of processors, in transformers' order. Each is built on the
-host at plan time, from the shares alone, and works in place on exactly the rows that asked for
-it; a step in which nobody asks has none. Row k of a verify window is processed as if the draft
-tokens before it had been said. Nothing is remembered between steps, so a rejected draft leaves no
-trace.
+host, from the shares alone, and works in place on exactly the rows that asked for it; a step in
+which nobody asks has none. Row k of a verify window is processed as if the draft tokens before it
+had been said. Nothing is remembered between steps, so a rejected draft leaves no trace.
 
     logits [R, V] -> LogitBias -> Penalties -> RowMasks -> MinTokens -> scores [R, V]
 """

@@ -16,7 +16,7 @@ from engine.logprobs import LogprobPlan
 from engine.plan import RoundResult, StepPlan
 from engine.processing import Processing, plan_processing
 from engine.rng import Purpose
-from engine.sampling import target_probs
+from engine.sampling import SamplingBatch, is_greedy, target_probs
 from engine.verify import Verdict, most_likely, verify_greedy, verify_sampled
 
 _PIECE = 16  # drawing sequences whose distributions exist at the same time
@@ -24,9 +24,13 @@ _PIECE = 16  # drawing sequences whose distributions exist at the same time
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """What the requests of a step ask for beyond plain tokens."""
+    """What the requests of a step ask for beyond plain tokens.
+
+    Nothing of it is needed before the logits are there, so it is made while a device computes.
+    """
 
     processing: Processing
+    sampling: SamplingBatch | None  # of the sequences that draw; None when none does
     logprobs: LogprobPlan | None
 
     @property
@@ -39,8 +43,11 @@ class StepOptions:
 
     @classmethod
     def of(cls, plan: StepPlan, *, vocab_size: int, device: torch.device) -> Self:
+        asked = [share.seq.request.params for share in plan.sampling]
+        drawing = [params for params in asked if not is_greedy(params)]
         return cls(
             plan_processing(plan.sampling, vocab_size=vocab_size, device=device),
+            SamplingBatch.of(drawing, vocab_size=vocab_size, device=device) if drawing else None,
             LogprobPlan.of(plan, device=device),
         )
 
@@ -63,7 +70,7 @@ def verify_step(
         return []
     windows = logits[: sum(share.num_logit_rows for share in plan.sampling)]
     kept = asked.keep(logits) if asked is not None else None
-    verdict = _decide(batch, block, windows, draws, options.processing)
+    verdict = _decide(batch, block, windows, draws, options)
     said_ids = torch.cat([batch.draft_ids, verdict.bonus_ids[:, None]], dim=1)  # (Bs, K+1)
     said_ids.scatter_(1, verdict.num_accepted[:, None], verdict.bonus_ids[:, None])
     if asked is None or kept is None:
@@ -110,21 +117,26 @@ def _decide(
     block: DraftBlock | None,
     logits: Float[Tensor, "R V"],
     draws: Draws | None,
-    processing: Processing,
+    options: StepOptions,
 ) -> Verdict:
-    scores = processing.scores(logits, batch.draft_ids)
+    scores = options.processing.scores(logits, batch.draft_ids)
     verdict = verify_greedy(
         batch.draft_ids, most_likely(scores)[batch.verify_rows], batch.num_drafts
     )
     if draws is not None:
-        drawn = _verify_drawn(batch, block, scores, draws)
+        assert options.sampling is not None, "sequences draw, and nobody asked"
+        drawn = _verify_drawn(batch, block, scores, draws, options.sampling)
         verdict.num_accepted[draws.rows] = drawn.num_accepted
         verdict.bonus_ids[draws.rows] = drawn.bonus_ids
     return verdict
 
 
 def _verify_drawn(
-    batch: ScheduleBatch, block: DraftBlock | None, scores: Float[Tensor, "R V"], draws: Draws
+    batch: ScheduleBatch,
+    block: DraftBlock | None,
+    scores: Float[Tensor, "R V"],
+    draws: Draws,
+    params: SamplingBatch,
 ) -> Verdict:
     """A few sequences at a time: distributions in float32 are large, and sorted ones larger."""
     count, width = len(draws.rows), batch.draft_ids.shape[1]
@@ -137,7 +149,7 @@ def _verify_drawn(
             verify_sampled(
                 batch.draft_ids[rows],
                 q[some],
-                target_probs(scores[batch.verify_rows[rows]], draws.params.part(some)),
+                target_probs(scores[batch.verify_rows[rows]], params.part(some)),
                 batch.num_drafts[rows],
                 accept_uniforms=uniforms[:, :width, Purpose.ACCEPT],
                 bonus_uniforms=uniforms[:, : width + 1, Purpose.BONUS],

@@ -95,7 +95,7 @@ def test_a_copy_that_waits_is_seen() -> None:
 def test_nothing_that_a_step_prepares_waits_for_the_device(params: dict[str, Any]) -> None:
     plan = drafting_plan(**params)
     with _Copies() as copies:
-        draws = plan_draws(plan, block_size=BLOCK, vocab_size=VOCAB, device=META)
+        draws = plan_draws(plan, block_size=BLOCK, device=META)
         block = draws.block if draws is not None else None
         build_block_request(plan.drafting, block, num_slots=BLOCK, device=META)
         StepOptions.of(plan, vocab_size=VOCAB, device=META)
