@@ -5,8 +5,7 @@ The engine runs the prompts and verifies every draft token (sequential temperatu
 table shows expected calibration error (ECE), area under the curve (AUC) and Brier score before and
 after, where each quarter of the prompts is read by a fit on the other three; what is written is
 fitted on all. A reliability plot goes beside the file if matplotlib is there. A fit wants many
-rounds and prompts of all kinds: ask for --num-prompts 60, not for a dozen. The last line is
-JSON."""
+rounds and prompts of all kinds. The last line is JSON."""
 
 import argparse
 
@@ -27,12 +26,14 @@ from server.commands.preparing import (
 )
 from server.settings import SettingsError
 
+_USUAL_PROMPTS = 60  # a fit wants many rounds
+
 USAGE = "dspark calibrate --config FILE [--prompts FILE] [options]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command="calibrate")
-    add_prompt_flags(parser)
+    add_prompt_flags(parser, usual_prompts=_USUAL_PROMPTS)
     add_temperature_flags(
         parser, "of the text: calibrate at the one that is served; default 0, which is greedy"
     )

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             f"--temperatures: found {min(args.temperatures):g}; accepted: 0 or more"
         )
     require_draft(settings, purpose="evaluate")
-    prompts = pick(prompt_sets(args.prompts), args.num_prompts)
+    prompts = pick(prompt_sets(args.prompts), args)
     ready = prepare(settings, prompts)
 
     from engine.benchmarks.running import run_evaluation  # heavy: loads torch

@@ -63,7 +63,9 @@ class Outcome(Protocol):
         ...
 
 
-def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
+def add_prompt_flags(
+    parser: argparse.ArgumentParser, *, usual_prompts: int = _DEFAULT_PROMPTS
+) -> None:
     """--prompts with one file, and `add_amount_flags`."""
     parser.add_argument(
         "--prompts",
@@ -72,17 +74,20 @@ def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
         help="JSONL with prompt, turns or messages, and category if you like; "
         "default: 60 prompts of our own",
     )
-    add_amount_flags(parser)
+    add_amount_flags(parser, usual_prompts=usual_prompts)
 
 
-def add_amount_flags(parser: argparse.ArgumentParser) -> None:
+def add_amount_flags(
+    parser: argparse.ArgumentParser, *, usual_prompts: int = _DEFAULT_PROMPTS
+) -> None:
     """--num-prompts, --max-tokens, --concurrency, --output."""
     parser.add_argument(
         "--num-prompts",
         type=at_least_one,
         metavar="N",
-        help=f"spread evenly over the categories; default {_DEFAULT_PROMPTS}, or all if fewer",
+        help=f"spread evenly over the categories; default {usual_prompts}, or all if fewer",
     )
+    parser.set_defaults(usual_prompts=usual_prompts)
     parser.add_argument(
         "--max-tokens",
         type=at_least_one,
@@ -120,7 +125,7 @@ def at_least_one(text: str) -> int:
 
 def chosen_prompts(args: argparse.Namespace) -> tuple[Prompt, ...]:
     """The prompts that the arguments ask for. Raises SettingsError."""
-    return pick(prompts_in(args.prompts), args.num_prompts)
+    return pick(prompts_in(args.prompts), args)
 
 
 def prompts_in(file: Path | None) -> tuple[Prompt, ...]:
@@ -131,9 +136,9 @@ def prompts_in(file: Path | None) -> tuple[Prompt, ...]:
         raise SettingsError(f"--prompts: {error}") from None
 
 
-def pick(prompts: Sequence[Prompt], wanted: int | None) -> tuple[Prompt, ...]:
+def pick(prompts: Sequence[Prompt], args: argparse.Namespace) -> tuple[Prompt, ...]:
     """As many of them as are wanted, their categories in turn. Raises SettingsError."""
-    count = wanted or min(_DEFAULT_PROMPTS, len(prompts))
+    count = args.num_prompts or min(args.usual_prompts, len(prompts))
     if count > len(prompts):
         raise SettingsError(
             f"--num-prompts: found {count}; accepted: at most {len(prompts)}, "
