@@ -127,7 +127,12 @@ class Learning:
 
     def _validate(self, found: StepReport) -> None:
         if not len(self._held_out):
-            logger.info("step=%d loss=%.4f (no held-out prompts)", found.step, found.loss)
+            logger.info(
+                "step=%d of=%d loss=%.4f (no held-out prompts)",
+                found.step,
+                self.num_steps,
+                found.loss,
+            )
             return
         said = validate(self._network, self._held_out, self._recipe, device=self._device)
         self._journal.validation(found.step, said)

@@ -115,6 +115,12 @@ class Training:
         config, target = self._config, self._target
         room = config.max_tokens - config.answers.max_new_tokens
         prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= room]
+        if not any(prompt.is_held_out for prompt in prompts):
+            logger.warning(
+                "none of %d prompts is held out, so nothing will say what the draft is worth; a "
+                "larger data.held_out, or more prompts, would keep some for that",
+                len(prompts),
+            )
         file = AnswerFile(path=config.output / "answers.jsonl", target=self._fingerprint)
         states = HiddenStateSource(
             target=target,

@@ -230,6 +230,16 @@ def test_what_cannot_be_asked_for_is_refused_in_one_line(
     assert len(err.splitlines()) == 1
 
 
+def test_a_training_without_held_out_prompts_says_so_before_it_begins(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(tmp_path, pair, data__held_out=0.0, training__max_steps=2)
+    assert train(config) == 0
+    err = capsys.readouterr().err
+    assert err.index("none of 10 prompts is held out") < err.index("stage=answers")
+    assert re.search(r"step=2 of=2 loss=\d+\.\d+ \(no held-out prompts\)", err)
+
+
 def test_a_number_is_written_as_the_servers_settings_write_it(
     pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
