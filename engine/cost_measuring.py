@@ -18,6 +18,7 @@ from engine.step_costs import Curve, StepCosts
 from engine.target import Target
 from engine.upload import upload
 from engine.verifier import StepOptions, verify_step
+from engine.waiting import finish_work
 from kv_pool import PageTable
 
 _TURNS = 3  # the least of so many counts: whatever disturbs a pass makes it longer
@@ -148,17 +149,11 @@ def _timed(rig: CostRig, case: _Case, clock: Callable[[], float]) -> float:
     what, size = case
     run = rig.run_draft if what.startswith("draft") else rig.run_pass
     context = rig.long_context if what.endswith("far") else rig.short_context
-    _finish(rig.device)
+    finish_work(rig.device)
     started = clock()
     run(size, context)
-    _finish(rig.device)
+    finish_work(rig.device)
     return clock() - started
-
-
-def _finish(device: torch.device) -> None:
-    """A device that computes by itself is waited for before the clock is read."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _costs(rig: CostRig, seconds: dict[_Case, float]) -> StepCosts:

@@ -19,6 +19,7 @@ from draft import (
 )
 from engine.benchmarks.statistics import Spread
 from engine.native.large_pages import CACHE_LINE, is_settled
+from engine.waiting import finish_work
 from kv_pool import KVPool, ReferenceAttention
 
 TOKEN_COUNTS = (1, 8, 64, 512)  # a plain step, a round, a batch's round, a prompt chunk
@@ -172,9 +173,7 @@ class _Bench:
         )
 
     def finish_work(self) -> None:
-        """A device that works on its own is waited for before the clock is read."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        finish_work(self._device)
 
 
 def _time_both(

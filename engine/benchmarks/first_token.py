@@ -110,7 +110,7 @@ def _by_pytorch(built: Built, rows: int, device: torch.device) -> Case:
 
 
 def _context_weights(draft: LoadedDraft | None) -> list[Tensor]:
-    """None without a draft."""
+    """Those of its context; empty without a draft."""
     if draft is None:
         return []
     projections = [p for a in draft.network.attentions for p in (a.k_proj, a.v_proj)]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from engine.benchmarks.statistics import Spread
+from engine.waiting import finish_work
 
 Case = Callable[[], object]
 Samples = Mapping[str, list[float]]  # seconds, by the case's name, turn by turn
@@ -32,12 +33,6 @@ def in_turns(
                 finish_work(device)
                 seconds[name].append(clock() - started)
     return {name: values[warm_up:] for name, values in seconds.items()}
-
-
-def finish_work(device: torch.device) -> None:
-    """A device that works on its own is waited for before the clock is read."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def ms(seconds: list[float]) -> Spread:

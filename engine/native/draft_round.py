@@ -64,13 +64,17 @@ class NativeRound:
         count, size = len(request.context_lens), self._max_sequences
         if count <= size:
             return self._run(request)
-        pieces = [
-            _copied(self._run(_part(request, slice(first, first + size))))
-            for first in range(0, count, size)
-        ]
+        config = self._network.config
+        hidden = torch.empty(count, config.num_slots, config.hidden_size)
+        logits = torch.empty(count, config.block_size, config.num_outputs)
+        pieces = []
+        for rows in (slice(first, first + size) for first in range(0, count, size)):
+            pieces.append(self._run(_part(request, rows)))
+            # Out of the buffers that the next part writes over.
+            hidden[rows], logits[rows] = pieces[-1].hidden, pieces[-1].base_logits
         return BlockPass(
-            hidden=torch.cat([piece.hidden for piece in pieces]),
-            base_logits=torch.cat([piece.base_logits for piece in pieces]),
+            hidden=hidden,
+            base_logits=logits,
             draft_ids=_joined([piece.draft_ids for piece in pieces]),
             confidence_logits=_joined([piece.confidence_logits for piece in pieces]),
         )
@@ -167,11 +171,6 @@ def _part(request: BlockRequest, rows: slice) -> BlockRequest:
         page_tables=request.page_tables[rows],
         context_lens=request.context_lens[rows],
     )
-
-
-def _copied(done: BlockPass) -> BlockPass:
-    """Out of the buffers that the next call writes over."""
-    return replace(done, hidden=done.hidden.clone(), base_logits=done.base_logits.clone())
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -1,6 +1,5 @@
 """What the target says to the prompts, in a file that a killed run goes on with."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from engine.errors import LoadError
 from engine.training.config import AnswersConfig
 from engine.training.line_file import LineFile
 from engine.training.prompts import TrainingPrompt
+from engine.training.seeds import seed_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,12 @@ class Variant:
     def params(self, key: str) -> SamplingParams:
         """Each answer has a seed of its own."""
         config = self.config
-        digest = hashlib.sha256(f"{config.seed}/{self.place}/{key}".encode()).hexdigest()
         return SamplingParams(
             max_new_tokens=config.max_new_tokens,
             temperature=config.temperatures[self.place],
             top_p=config.top_p,
             top_k=config.top_k,
-            seed=int(digest[:8], 16),
+            seed=seed_of(config.seed, self.place, key),
         )
 
 

@@ -42,12 +42,6 @@ class WrittenTurn:
 WriteTurns = Callable[[Sequence[int]], Iterable[WrittenTurn]]
 
 
-def turn_seed(config: OwnPromptsConfig, number: int) -> int:
-    """Each turn has a seed of its own."""
-    digest = hashlib.sha256(f"{config.seed}/user/{number}".encode()).hexdigest()
-    return int(digest[:8], 16)
-
-
 class OwnPromptFile:
     """own-prompts.jsonl: a prompt a line, appended. `dspark eval --prompts` reads it too."""
 

@@ -57,8 +57,10 @@ class HiddenStateSource:
 
     def keeper(self, *, min_answer_tokens: int) -> StateKeeper | None:
         """For an engine that answers without drafts; None where states cannot be kept."""
+        if self._store is None:
+            return None
         norm = final_norm_of(self._target, device=self._device)
-        if self._store is None or norm is None:
+        if norm is None:
             return None
         return StateKeeper(
             store=self._store,

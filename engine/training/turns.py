@@ -6,7 +6,8 @@ from engine.api import FinishReason, Request, SamplingParams
 from engine.driving import drive_each
 from engine.engine import Engine
 from engine.training.config import OwnPromptsConfig
-from engine.training.own_prompts import UserTurn, WrittenTurn, turn_seed
+from engine.training.own_prompts import UserTurn, WrittenTurn
+from engine.training.seeds import seed_of
 
 
 class TurnWriter:
@@ -35,6 +36,6 @@ class TurnWriter:
             max_new_tokens=config.max_tokens,
             temperature=config.temperature,
             top_p=config.top_p,
-            seed=turn_seed(config, number),
+            seed=seed_of(config.seed, "user", number),
             stop_token_ids=self._turn.end_ids,
         )

@@ -23,9 +23,8 @@ class ServedTrial:
     calls: tuple[Call, ...]
     seconds: float  # from the first request out to the last event in
     has_forgotten: bool  # the server said that its prefix cache was empty at the start
-    client_cpu_s: (
-        float  # that asking and reading took, of the machine that is measured, if it is one
-    )
+    # That asking and reading took, of the machine that is measured, if it is one.
+    client_cpu_s: float
 
     @classmethod
     def of(
