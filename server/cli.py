@@ -1,4 +1,4 @@
-"""`dspark COMMAND ...`: picks the command, and turns every foreseen failure into one line.
+"""`dspark COMMAND ...`: picks the command, and tells every foreseen failure in a line of its own.
 
 Exit codes: 0 all went well, 1 it could not be done, 2 it was asked for in a way that cannot be
 served, 130 interrupted, 143 terminated.
@@ -33,12 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _terminated_as_an_exception():
             return _run(words)
     except SettingsError as error:
-        return _fail(error, 2)
+        return _fail(error.lines, 2)
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         _forget_output()
         return 1
     except (EngineError, OSError) as error:
-        return _fail(error, 1)
+        return _fail([str(error)], 1)
     except KeyboardInterrupt:
         print("dspark: interrupted", file=sys.stderr)
         return _INTERRUPTED
@@ -98,10 +98,11 @@ def _run(words: list[str]) -> int:
     return command.load().run(args)
 
 
-def _fail(error: Exception, code: int) -> int:
-    said = " ".join(str(error).split())
-    # A complaint about a command's own line names the command.
-    print(said if said.startswith("dspark ") else f"dspark: {said}", file=sys.stderr)
+def _fail(complaints: Sequence[str], code: int) -> int:
+    for complaint in complaints:
+        said = " ".join(complaint.split())
+        # A complaint about a command's own line names the command.
+        print(said if said.startswith("dspark ") else f"dspark: {said}", file=sys.stderr)
     return code
 
 

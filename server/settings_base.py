@@ -15,7 +15,14 @@ from pydantic import (
 
 
 class SettingsError(Exception):
-    """A setting, flag or config file cannot be used; one line, fit for a user's eyes."""
+    """Settings, flags or a config file cannot be used; each line is fit for a user's eyes."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__(*lines)
+        self.lines = lines
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
-"""Flags over environment over file over defaults, and every refusal in one line."""
+"""Flags over environment over file over defaults, and a line for every mistake."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pydantic import ValidationError
 from engine.demo_target import DEMO_TARGET
 from server.settings import Settings, SettingsError
 from server.settings_names import FIELDS
-from server.settings_sources import Assignment, read_environment, read_file
+from server.settings_sources import Assignment, Fault, read_environment, read_file
 from server.settings_text import accepted
 
 DEMO_PREFIX = "demo:"
@@ -26,6 +27,8 @@ _FILES = (
 )
 _OUTPUTS = ("observability.profile_dir",)  # made when they are needed
 _SECRETS = ("server.api_key", "server.admin_api_key")
+
+_Problem = Mapping[str, Any]  # as pydantic tells it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +47,28 @@ def load_settings(
 ) -> Resolved:
     """Merge all sources and validate.
 
-    Raises SettingsError naming field, found and accepted, for each that is at fault.
+    Raises SettingsError naming field, found and accepted, a line for each that is at fault: those
+    of the file in its order, then variables and flags, then what is missing.
     """
-    faults: list[str] = []
+    faults: list[Fault] = []
     layers = [
         read_file(config, faults) if config is not None else [],
         read_environment(environ or {}),
         flags,
     ]
     given = {a.path: _with_full_path(a) for layer in layers for a in layer}
-    settings = None
+    settings, problems = None, {}
     try:
         settings = Settings.model_validate(_nested(given))
     except ValidationError as error:
-        faults += _complaints(error, given, tells_missing=not faults)
-    faults += [fault for a in given.values() if (fault := _missing_file(a)) is not None]
+        problems = _problems(error)
+    # A name that is misspelt leaves another one missing, which is then no news.
+    missing = [] if faults else [path for path in problems if path not in given]
+    faults += [fault for a in given.values() if (fault := _fault(a, problems)) is not None]
+    faults += [Fault(_sentence(path, problems[path], None)) for path in missing]
     if settings is None or faults:
-        raise SettingsError("; also: ".join(faults))
+        faults.sort(key=lambda fault: math.inf if fault.line is None else fault.line)
+        raise SettingsError(*(fault.text for fault in faults))
     return Resolved(settings, {path: a.origin for path, a in given.items()})
 
 
@@ -74,6 +82,15 @@ def _with_full_path(assignment: Assignment) -> Assignment:
     if value in (".", "..") or value.startswith(("./", "../")):
         return replace(assignment, value=str((assignment.folder / value).resolve()))
     return assignment
+
+
+def _fault(assignment: Assignment, problems: Mapping[str, _Problem]) -> Fault | None:
+    """What is wrong with one setting."""
+    if assignment.path in problems:
+        text = _sentence(assignment.path, problems[assignment.path], assignment)
+        return Fault(text, assignment.line)
+    missing = _missing_file(assignment)
+    return Fault(missing, assignment.line) if missing is not None else None
 
 
 def _missing_file(assignment: Assignment) -> str | None:
@@ -108,20 +125,12 @@ def _value_of(assignment: Assignment) -> object:
     return None if assignment.value == "null" and can_be_null else assignment.value
 
 
-def _complaints(
-    error: ValidationError, given: Mapping[str, Assignment], *, tells_missing: bool
-) -> list[str]:
-    """Every problem in one line, what was written before what is missing.
-
-    A name that is misspelt leaves another one missing, which is then no news.
-    """
-    problems: dict[str, Mapping[str, Any]] = {}
+def _problems(error: ValidationError) -> dict[str, _Problem]:
+    """The first of each setting, by path."""
+    problems: dict[str, _Problem] = {}
     for problem in error.errors(include_url=False):
-        path = _path_of(problem["loc"])
-        if tells_missing or path in given:
-            problems.setdefault(path, dict(problem))
-    ordered = sorted(problems, key=lambda path: path not in given)
-    return [_sentence(path, problems[path], given.get(path)) for path in ordered]
+        problems.setdefault(_path_of(problem["loc"]), dict(problem))
+    return problems
 
 
 def _path_of(loc: tuple[int | str, ...]) -> str:
@@ -133,7 +142,7 @@ def _path_of(loc: tuple[int | str, ...]) -> str:
     return ".".join(parts)
 
 
-def _sentence(path: str, problem: Mapping[str, Any], assignment: Assignment | None) -> str:
+def _sentence(path: str, problem: _Problem, assignment: Assignment | None) -> str:
     field = FIELDS.get(path)
     if field is None:  # two settings that do not go together
         return str(problem["msg"]).removeprefix("Value error, ")

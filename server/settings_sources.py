@@ -27,9 +27,18 @@ class Assignment:
     value: object
     origin: str  # "configs/demo.yaml:12", "DSPARK__SERVER__PORT", "--port"
     folder: Path  # relative paths count from here
+    line: int | None = None  # of the file; None elsewhere
 
 
-def read_file(file: Path, faults: list[str]) -> list[Assignment]:
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One mistake, in one line of text."""
+
+    text: str
+    line: int | None = None  # of the file; None elsewhere
+
+
+def read_file(file: Path, faults: list[Fault]) -> list[Assignment]:
     """The settings in a YAML file.
 
     Unknown and repeated keys and odd numbers are added to the faults, each with its line.
@@ -91,23 +100,26 @@ def _path_of_variable(name: str) -> str:
 
 
 def _walk(
-    loader: PlainLoader, node: yaml.Node, prefix: str, file: Path, faults: list[str]
+    loader: PlainLoader, node: yaml.Node, prefix: str, file: Path, faults: list[Fault]
 ) -> Iterator[Assignment]:
     """Flatten a mapping of sections into assignments, one for each value."""
     if _is_empty(node):
         return
     if not isinstance(node, yaml.MappingNode):
         where = prefix.rstrip(".") or "the file"
-        faults.append(f"{_line(file, node)}: {where}: accepted: a mapping of settings")
+        line = _line(node)
+        faults.append(Fault(f"{file}:{line}: {where}: accepted: a mapping of settings", line))
         return
     lines: dict[str, int] = {}
     for key_node, value_node in node.value:
         key = str(loader.construct_object(key_node, deep=True)).replace("-", "_")
-        name, origin = prefix + key, _line(file, key_node)
+        name, line = prefix + key, _line(key_node)
+        origin = f"{file}:{line}"
         if name in lines:
-            faults.append(f"{origin}: {name} is given twice; first in line {lines[name]}")
+            again = f"{origin}: {name} is given twice; first in line {lines[name]}"
+            faults.append(Fault(again, line))
             continue
-        lines[name] = key_node.start_mark.line + 1
+        lines[name] = line
         if _is_section(name, value_node):
             yield from _walk(loader, value_node, f"{name}.", file, faults)
             continue
@@ -115,12 +127,12 @@ def _walk(
         try:
             path = canonical_path(name, origin=origin)
         except SettingsError as error:
-            faults.append(str(error))
+            faults.append(Fault(str(error), line))
             continue
         if complaint is None:
-            yield Assignment(path, value, origin, file.resolve().parent)
+            yield Assignment(path, value, origin, file.resolve().parent, line)
         else:
-            faults.append(f"{origin}: {name}: {complaint}")
+            faults.append(Fault(f"{origin}: {name}: {complaint}", line))
 
 
 def _construct(loader: PlainLoader, node: yaml.Node) -> tuple[object, str | None]:
@@ -143,5 +155,6 @@ def _is_empty(node: yaml.Node) -> bool:
     return is_scalar and node.tag == "tag:yaml.org,2002:null"
 
 
-def _line(file: Path, node: yaml.Node) -> str:
-    return f"{file}:{node.start_mark.line + 1}"
+def _line(node: yaml.Node) -> int:
+    line: int = node.start_mark.line
+    return line + 1

@@ -1,4 +1,4 @@
-"""A training's YAML file and flags -> settings, and every refusal in one line."""
+"""A training's YAML file and flags -> settings, and a line for every mistake."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -60,7 +60,7 @@ def load_training_settings(config: Path, *, more: Sequence[str] = ()) -> Trainin
     try:
         settings = TrainingSettings.model_validate(_nested(given))
     except ValidationError as error:
-        raise SettingsError(_complaint(error, config)) from None
+        raise SettingsError(*_complaints(error, config)) from None
     _check_paths(settings, config)
     return settings
 
@@ -194,15 +194,19 @@ def _nested(given: Mapping[str, object]) -> dict[str, Any]:
     return tree
 
 
-def _complaint(error: ValidationError, config: Path) -> str:
-    problem, *others = error.errors(include_url=False)
-    more = f" (and {len(others)} more)" if others else ""
-    parts = [str(part) for part in problem["loc"]]
-    while parts and ".".join(parts) not in FIELDS:
-        parts.pop()
-    if not parts:
-        return f"{config}: {str(problem['msg']).removeprefix('Value error, ')}{more}"
-    path = ".".join(parts)
-    if problem["type"] == "missing":
-        return f"{config}: {path} is missing; accepted: {accepted(FIELDS[path])}{more}"
-    return f"{config}: {path}: found {problem['input']!r}; accepted: {accepted(FIELDS[path])}{more}"
+def _complaints(error: ValidationError, config: Path) -> list[str]:
+    """A line for each setting that is at fault, and for those that do not go together."""
+    by_path: dict[str, str] = {}
+    for problem in error.errors(include_url=False):
+        parts = [str(part) for part in problem["loc"]]
+        while parts and ".".join(parts) not in FIELDS:
+            parts.pop()
+        path = ".".join(parts)
+        if not parts:
+            said = str(problem["msg"]).removeprefix("Value error, ")
+        elif problem["type"] == "missing":
+            said = f"{path} is missing; accepted: {accepted(FIELDS[path])}"
+        else:
+            said = f"{path}: found {problem['input']!r}; accepted: {accepted(FIELDS[path])}"
+        by_path.setdefault(path or said, f"{config}: {said}")
+    return list(by_path.values())

@@ -101,7 +101,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     [
         (["srve"], 2, "dspark: unknown command srve; did you mean serve?"),
         (["xyz"], 2, "dspark: unknown command xyz; accepted: serve, generate,"),
-        (["serve"], 2, "dspark: model.path is missing"),
+        (["serve", "--speculative.algorithm", "none"], 2, "dspark: model.path is missing"),
         (
             ["serve", "--prot", "1"],
             2,

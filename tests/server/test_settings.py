@@ -40,10 +40,17 @@ def resolve(
 def refusal(
     argv: Sequence[str] = (), *, config: Path | None = None, environ: Mapping[str, str] = {}
 ) -> str:
+    """The first line of it."""
+    return refusals(argv, config=config, environ=environ)[0]
+
+
+def refusals(
+    argv: Sequence[str] = (), *, config: Path | None = None, environ: Mapping[str, str] = {}
+) -> list[str]:
     with pytest.raises(SettingsError) as error:
         load(argv, config=config, environ=environ)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    assert not any("\n" in line for line in error.value.lines)
+    return list(error.value.lines)
 
 
 def write(folder: Path, text: str) -> Path:
@@ -262,27 +269,30 @@ def test_speculation_without_a_draft_says_both_ways_out() -> None:
 
 
 def test_all_problems_are_told() -> None:
-    message = refusal([*PAIR, "--port", "x", "--kv.page_size", "y"])
-    page_size, port = message.split("; also: ")
-    assert page_size.startswith("--kv.page_size: kv.page_size: found 'y'; accepted: ")
+    port, page_size, model, draft = refusals(["--port", "x", "--kv.page_size", "y"])
     assert port.startswith("--port: server.port: found 'x'; accepted: ")
+    assert page_size.startswith("--kv.page_size: kv.page_size: found 'y'; accepted: ")
+    assert model.startswith("model.path is missing")
+    assert draft.startswith("speculative.draft_model is missing")
 
 
-def test_all_mistakes_of_a_file_are_told_with_their_lines(tmp_path: Path) -> None:
+def test_every_mistake_of_a_file_has_a_line_in_the_files_order(tmp_path: Path) -> None:
     config = write(
         tmp_path,
         "model: {pth: a/b}\nserver:\n  prot: 1\n  port: http\n  host: a\n  host: b\n"
         "kv: 3\nspeculative: {draft_model: /no/such}\n",
     )
-    with pytest.raises(SettingsError) as refused:
-        load_settings(config)
-    told = [line.removeprefix(f"{config}:") for line in str(refused.value).split("; also: ")]
+    environ = {"DSPARK__KV__NUM_PAGES": "many"}
+    *of_file, variable, flag = refusals(["--dtype", "x"], config=config, environ=environ)
+    assert variable.startswith("DSPARK__KV__NUM_PAGES: kv.num_pages: found 'many'; accepted: ")
+    assert flag.startswith("--dtype: model.dtype: found 'x'; accepted: ")
+    told = [line.removeprefix(f"{config}:") for line in of_file]
     assert [line[: line.index(";") if ";" in line else None] for line in told] == [
         "1: unknown setting model.pth",
         "3: unknown setting server.prot",
+        "4: server.port: found 'http'",
         "6: server.host is given twice",
         "7: kv: accepted: a mapping of settings",
-        "4: server.port: found 'http'",
         "8: speculative.draft_model: found /no/such, which is no folder",
     ]
 

@@ -230,6 +230,20 @@ def test_what_cannot_be_asked_for_is_refused_in_one_line(
     assert len(err.splitlines()) == 1
 
 
+def test_every_mistake_in_a_trainings_settings_has_a_line(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"training__epochs": 0, "data__held_out": 2, "model__dtype": "int3"}
+    config = write_config(tmp_path, pair, **changes)
+    assert train(config) == 2
+    found = [line.partition(";")[0] for line in capsys.readouterr().err.splitlines()]
+    assert found == [
+        f"dspark: {config}: model.dtype: found 'int3'",
+        f"dspark: {config}: data.held_out: found 2",
+        f"dspark: {config}: training.epochs: found 0",
+    ]
+
+
 def test_a_training_without_held_out_prompts_says_so_before_it_begins(
     pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
