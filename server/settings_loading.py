@@ -98,7 +98,7 @@ def _missing_file(assignment: Assignment) -> str | None:
     value = assignment.value
     if not isinstance(value, str):
         return None
-    where = f"{assignment.origin}: {assignment.path}: found {value}"
+    where = f"{assignment.where}: found {value}"
     if value.startswith(DEMO_PREFIX) and value != DEMO_NAME:
         return f"{where}; accepted: {DEMO_NAME}"
     if assignment.path in _FOLDERS and Path(value).is_absolute() and not Path(value).is_dir():
@@ -146,7 +146,7 @@ def _sentence(path: str, problem: _Problem, assignment: Assignment | None) -> st
     field = FIELDS.get(path)
     if field is None:  # two settings that do not go together
         return str(problem["msg"]).removeprefix("Value error, ")
-    where = f"{assignment.origin}: {path}" if assignment else path
+    where = assignment.where if assignment else path
     if problem["type"] == "missing":
         return f"{where} is missing; accepted: {accepted(field)} (give --config FILE or --{path})"
     assert assignment is not None, f"the default of {path} is not valid: {problem}"

@@ -29,6 +29,12 @@ class Assignment:
     folder: Path  # relative paths count from here
     line: int | None = None  # of the file; None elsewhere
 
+    @property
+    def where(self) -> str:
+        """Who said so and of which setting; a flag of the setting's own name says both."""
+        said = self.origin.removeprefix("--set ").removeprefix("--").replace("-", "_")
+        return self.origin if said == self.path else f"{self.origin}: {self.path}"
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -81,13 +87,14 @@ def read_flag(flag: str, name: str, value: str | bool) -> Assignment:
 
 def _written(path: str, value: str | bool, origin: str) -> Assignment:
     """A value as text. Where a number is meant it is one that a file takes as well."""
+    assignment = Assignment(path, value, origin, Path.cwd())
     takes = accepted(FIELDS[path])
     if isinstance(value, str) and ("an integer" in takes or "a number" in takes):
         try:
             refuse_odd(value)
         except OddNumber as odd:
-            raise SettingsError(f"{origin}: {path}: {odd.problem}") from None
-    return Assignment(path, value, origin, Path.cwd())
+            raise SettingsError(f"{assignment.where}: {odd.problem}") from None
+    return assignment
 
 
 def _path_of_variable(name: str) -> str:
@@ -106,9 +113,10 @@ def _walk(
     if _is_empty(node):
         return
     if not isinstance(node, yaml.MappingNode):
-        where = prefix.rstrip(".") or "the file"
-        line = _line(node)
-        faults.append(Fault(f"{file}:{line}: {where}: accepted: a mapping of settings", line))
+        where, line = prefix.rstrip(".") or "the file", _line(node)
+        found = node.value if isinstance(node, yaml.ScalarNode) else "a list"
+        said = f"{where}: found {found}; accepted: a mapping of settings"
+        faults.append(Fault(f"{file}:{line}: {said}", line))
         return
     lines: dict[str, int] = {}
     for key_node, value_node in node.value:
