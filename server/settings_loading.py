@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from engine.demo_target import DEMO_TARGET
+from server.hub_ids import FOLDER_OR_HUB_ID, can_be_hub_id
 from server.settings import Settings, SettingsError
 from server.settings_names import FIELDS
 from server.settings_sources import Assignment, Fault, read_environment, read_file
@@ -94,15 +95,18 @@ def _fault(assignment: Assignment, problems: Mapping[str, _Problem]) -> Fault | 
 
 
 def _missing_file(assignment: Assignment) -> str | None:
-    """A path that can only be a path must lead somewhere; a hub id is checked when it is loaded."""
+    """A path that can only be a path must lead somewhere; a hub is asked when a model is loaded."""
     value = assignment.value
     if not isinstance(value, str):
         return None
     where = f"{assignment.where}: found {value}"
     if value.startswith(DEMO_PREFIX) and value != DEMO_NAME:
         return f"{where}; accepted: {DEMO_NAME}"
-    if assignment.path in _FOLDERS and Path(value).is_absolute() and not Path(value).is_dir():
-        return f"{where}, which is no folder; accepted: a folder with config.json, or a hub id"
+    if assignment.path in _FOLDERS and value != DEMO_NAME and not Path(value).is_dir():
+        if Path(value).is_absolute():
+            return f"{where}, which is no folder; accepted: {FOLDER_OR_HUB_ID}"
+        if not can_be_hub_id(value):
+            return f"{where}, which is no folder and no hub id; accepted: {FOLDER_OR_HUB_ID}"
     if assignment.path in _FILES and not Path(value).is_file():
         return f"{where}, which is no file"
     return None

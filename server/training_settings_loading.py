@@ -16,6 +16,7 @@ from engine.training.config import (
     TrainingConfig,
 )
 from server.engine_config import count_or_none
+from server.hub_ids import FOLDER_OR_HUB_ID, can_be_hub_id
 from server.settings import SettingsError
 from server.settings_loading import DEMO_NAME, DEMO_PREFIX
 from server.settings_names import all_fields, did_you_mean
@@ -178,6 +179,15 @@ def _check_paths(settings: TrainingSettings, config: Path) -> None:
     name = settings.model.path
     if name.startswith(DEMO_PREFIX) and name != DEMO_NAME:
         raise SettingsError(f"{config}: model.path: found {name}; accepted: {DEMO_NAME}")
+    for setting, value in (
+        ("model.path", name),
+        ("answers.draft_model", settings.answers.draft_model),
+    ):
+        if value in (None, DEMO_NAME) or Path(value).is_dir():
+            continue
+        if Path(value).is_absolute() or not can_be_hub_id(value):
+            found = f"{setting}: found {value}, which is no folder"
+            raise SettingsError(f"{config}: {found}; accepted: {FOLDER_OR_HUB_ID}")
     start = settings.training.start_draft
     if start is not None and not Path(start).is_dir():
         raise SettingsError(f"{config}: training.start_draft: found {start}, which is no folder")

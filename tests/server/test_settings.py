@@ -163,6 +163,26 @@ def test_a_folder_that_is_not_there_is_named_with_its_line(tmp_path: Path) -> No
     assert "accepted: a folder" in message
 
 
+@pytest.mark.parametrize("name", ["Qwen/Qw en", "a/b/c", "owner/", "models\\a", "-draft"])
+def test_what_can_be_no_hub_id_is_refused_without_asking_a_hub(tmp_path: Path, name: str) -> None:
+    accepts = "accepted: a folder with config.json, or a hub id such as name or owner/name"
+    config = write(tmp_path, f"model:\n  path: '{name}'\n")
+    assert refusal(PAIR[2:], config=config) == (
+        f"{config}:2: model.path: found {name}, which is no folder and no hub id; {accepts}"
+    )
+    draft = refusal([*PAIR, f"--draft-model={name}"])
+    assert draft.startswith(f"--draft-model: speculative.draft_model: found {name}, which is no")
+
+
+def test_a_folder_of_any_name_can_be_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a" / "b" / "my model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    settings = load(["--model", "a/b/my model", "--speculative.algorithm", "none"])
+    assert settings.model.path == "a/b/my model"
+
+
 def test_a_file_that_is_not_there_is_named() -> None:
     message = refusal([*PAIR, "--chat-template", "./no.jinja"])
     assert message.startswith("--chat-template: model.chat_template: found ")
