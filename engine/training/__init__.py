@@ -1,6 +1,7 @@
 """Making a draft for a target: what `dspark train` does.
 
     config     what is asked for, resolved from settings by the server
+    begun      the settings that a folder was begun with
     prompts    prompts with a name each, and a side of the split
     own_prompts, turns   prompts that the target writes itself, in a file that grows
     answers    what the target says to them, in a file that grows
@@ -12,5 +13,5 @@
     card       the draft's README
     running    all of it in order
 
-Importing this package, `config`, `prompts` or `own_prompts` loads no torch.
+Importing this package, `config`, `begun`, `prompts` or `own_prompts` loads no torch.
 """

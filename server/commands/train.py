@@ -19,6 +19,7 @@ from engine.training.prompts import (
     prompt_key,
     read_training_prompts,
 )
+from server.begun_training import begin, decisive_settings, refuse_another_training
 from server.commands.measuring import encode, quiet_libraries
 from server.commands.progress import TerminalProgress
 from server.commands.starting import codec_of, configure_log
@@ -54,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     settings = load_training_settings(args.config, more=args.set)
     prompts = chosen_prompts(settings)
     if args.check:
+        asked = decisive_settings(settings, prompts, chat_template=None)
+        refuse_another_training(Path(settings.output), asked)
         num_own = settings.own_prompts.count
         more = f", {num_own} own" if num_own else ""
         print(f"the settings are valid; {len(prompts)} prompts{more}")
@@ -71,11 +74,14 @@ def run(args: argparse.Namespace) -> int:
             trust_remote_code=model.trust_remote_code,
             chat_template=model.chat_template,
         )
+        output = Path(settings.output)
+        asked = decisive_settings(settings, prompts, chat_template=codec.chat_template)
+        refuse_another_training(output, asked)
         own = to_own_prompts_config(settings)
         turn = user_turn_of(codec) if own.count else None
         encoded = in_tokens(settings, codec, prompts)
-        output = Path(settings.output)
         output.mkdir(parents=True, exist_ok=True)
+        begin(output, asked)
         quiet_libraries()
 
         from engine.training.running import Training  # heavy: loads torch

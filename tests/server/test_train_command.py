@@ -157,6 +157,9 @@ def test_another_configuration_does_not_continue_a_training(
 ) -> None:
     config = write_config(tmp_path, pair, evaluation__prompts_per_set=0)
     assert train(config) == 0
+    assert train(config, "--set", "training.learning_rate=0.5") == 2
+    assert "training.learning_rate: found 0.0006 in " in capsys.readouterr().err
+    (tmp_path / "out" / "settings.json").unlink()  # as earlier versions left a folder
     assert train(config, "--set", "training.learning_rate=0.5") == 1
     err = capsys.readouterr().err.splitlines()[-1]
     assert "training.learning_rate: found 0.5; accepted: 0.0006" in err
