@@ -13,6 +13,7 @@ from engine.training.own_prompts import (
     UserTurn,
     gather_own_prompts,
 )
+from engine.training.stages import timed_stage
 from server.settings import SettingsError
 from server.text import ChatTemplateError, TextCodec
 
@@ -49,14 +50,15 @@ def own_prompts(
         path=folder / "own-prompts.jsonl", config=config, target=training.fingerprint, turn=turn
     )
     progress.start("prompts of the target's own", total=config.count)
-    dropped = gather_own_prompts(
-        config,
-        file,
-        write=lambda: training.turn_writer(turn, config),
-        read=lambda token_ids: _text(codec, token_ids),
-        known=[message["content"] for prompt in others for message in prompt.messages],
-        report=progress.update,
-    )
+    with timed_stage("own prompts"):
+        dropped = gather_own_prompts(
+            config,
+            file,
+            write=lambda: training.turn_writer(turn, config),
+            read=lambda token_ids: _text(codec, token_ids),
+            known=[message["content"] for prompt in others for message in prompt.messages],
+            report=progress.update,
+        )
     for reason, number in dropped.items():
         logger.info("dropped %d of the target's own prompts: %s", number, reason)
     return file.first(config.count)

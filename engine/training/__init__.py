@@ -12,6 +12,7 @@
     learning   the loop over steps: log, validation, checkpoints
     card       the draft's README
     running    all of it in order
+    stages     how long each part of it took
 
 Importing this package, `config`, `begun`, `prompts` or `own_prompts` loads no torch.
 """

@@ -3,9 +3,7 @@
 import dataclasses
 import hashlib
 import logging
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +34,7 @@ from engine.training.config import OwnPromptsConfig, TrainingConfig
 from engine.training.learning import Learned, Learning
 from engine.training.own_prompts import UserTurn
 from engine.training.prompts import TrainingPrompt
+from engine.training.stages import timed_stage
 from engine.training.states import HiddenStateSource
 from engine.training.turns import TurnWriter
 
@@ -130,7 +129,7 @@ class Training:
             folder=config.output / "features",
             device=self._device,
         )
-        with _timed("answers"):
+        with timed_stage("answers"):
             self._answer(prompts, file, states)
         train = self._sequences([p for p in prompts if not p.is_held_out], file)
         held_out = self._sequences([p for p in prompts if p.is_held_out], file)
@@ -153,7 +152,7 @@ class Training:
             more={fingerprint.FIELD: self._fingerprint, "num_anchors": self._recipe.num_anchors},
             num_target_layers=target.num_layers,
         )
-        with _timed("evaluation"):
+        with timed_stage("evaluation"):
             lengths = self._evaluate(folder, [p for p in prompts if p.is_held_out])
         data = TrainingData(
             sets=_counts(prompts),
@@ -224,7 +223,7 @@ class Training:
         states: HiddenStateSource,
     ) -> Learned:
         config = self._config
-        with _timed("hidden states"):
+        with timed_stage("hidden states"):
             to_learn, to_validate = states.examples(train, held_out, self._progress)
         learning = Learning(
             network=network,
@@ -246,7 +245,7 @@ class Training:
             peak_bytes(network, self._recipe, longest=longest) / _GIB,
         )
         self._progress.start("training steps", total=learning.num_steps)
-        with _timed("training"):
+        with timed_stage("training"):
             return learning.run(self._progress.update)
 
     def _guesses(self, network: DSparkNetwork, examples: Examples) -> GuessBlocks:
@@ -290,14 +289,6 @@ class Training:
         return measure_accept_lengths(
             built, workload, temperatures=(0.0, 1.0), report=lambda label: None
         )
-
-
-@contextmanager
-def _timed(stage: str) -> Iterator[None]:
-    """Log how long a stage took, once it is done."""
-    started = time.monotonic()
-    yield
-    logger.info("stage=%s seconds=%.0f", stage.replace(" ", "_"), time.monotonic() - started)
 
 
 def _counts(prompts: Sequence[TrainingPrompt]) -> dict[str, int]:

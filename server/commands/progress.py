@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, one line per piece of work anywhere else."""
+"""Progress of long work: a bar on a terminal, lines anywhere else."""
 
 import time
 from types import TracebackType
@@ -14,7 +14,10 @@ class TerminalProgress:
     """The engine's Progress, shown on `stream`."""
 
     def __init__(self, *, stream: TextIO, tells_tenths: bool = False) -> None:
-        """tells_tenths: where there is no terminal, a line for each tenth of a piece of work."""
+        """tells_tenths: where there is no terminal, a line for each tenth of a piece of work.
+
+        Otherwise a line says how long it took, which whoever tells tenths logs itself.
+        """
         self._stream = stream
         self._tells_tenths = tells_tenths
         self._total: int | None = None
@@ -69,7 +72,7 @@ class TerminalProgress:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-        elif self._label is not None and is_done:
+        elif self._label is not None and is_done and not self._tells_tenths:
             seconds = time.monotonic() - self._started
             print(f"{self._label}: done in {seconds:.1f} s", file=self._stream, flush=True)
         self._label = None

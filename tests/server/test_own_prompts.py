@@ -78,6 +78,7 @@ def test_a_draft_is_made_without_any_prompt_from_outside(
     assert train(config, "--check") == 0
     assert "0 prompts, 8 own" in capsys.readouterr().out
     assert train(config) == 0
+    assert "stage=own_prompts seconds=" in capsys.readouterr().err
     output = tmp_path / "out"
     written = (output / "own-prompts.jsonl").read_text().splitlines()
     assert len(written) == 8

@@ -74,7 +74,8 @@ def test_a_draft_is_made_that_can_be_served_and_says_what_it_is_worth(
     assert "accept_rate@0" in out
     assert "exported_step=" in out
     for stage in ("answers", "hidden_states", "training", "evaluation"):
-        assert re.search(rf"stage={stage} seconds=\d+", err)
+        assert len(re.findall(rf"stage={stage} seconds=\d+", err)) == 1
+    assert "done in" not in err
     assert re.search(r"seconds_per_step=\d+\.\d+ estimated_minutes_left=\d+", err)
     assert "estimated_peak_gib=" in err
     assert re.search(r"^answers: \d+ of 20$", err, re.MULTILINE)
