@@ -1,7 +1,9 @@
 """What a draft learns from: sequences, and the target's hidden states over them."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -45,12 +47,18 @@ class Examples(Protocol):
     def example(self, index: int) -> Example: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TokenSequence:
     """A prompt and its answer, in tokens."""
 
     token_ids: tuple[int, ...]
     num_prompt_tokens: int
+
+    @cached_property
+    def name(self) -> str:
+        """Follows from what it is; hidden states on disk are found by it."""
+        content = repr((self.token_ids, self.num_prompt_tokens))
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def tensor(self) -> Int[Tensor, "T"]:
         return torch.tensor(self.token_ids)

@@ -1,6 +1,5 @@
 """Hidden states on disk: bfloat16, some sequences a file, each file whole or not there."""
 
-import hashlib
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -53,7 +52,7 @@ class FeatureStore:
             self._take_over(path)
 
     def __contains__(self, sequence: TokenSequence) -> bool:
-        name = _name(sequence)
+        name = sequence.name
         return name in self._shard_of or name in self._waiting
 
     def add(self, sequence: TokenSequence, hidden: HiddenStates) -> bool:
@@ -67,7 +66,7 @@ class FeatureStore:
         size = sum(tensor.nbytes for tensor in _tensors(kept))
         if self._num_bytes + size > self._budget:
             return False
-        self._waiting[_name(sequence)] = kept
+        self._waiting[sequence.name] = kept
         self._num_bytes += size
         if sum(len(states.final) for states in self._waiting.values()) >= self._shard_tokens:
             self.flush()
@@ -91,7 +90,7 @@ class FeatureStore:
 
     def find(self, sequence: TokenSequence) -> HiddenStates | None:
         """What was added, rounded."""
-        name = _name(sequence)
+        name = sequence.name
         if name in self._waiting:
             return self._waiting[name]
         path = self._shard_of.get(name)
@@ -102,7 +101,7 @@ class FeatureStore:
 
     def forget_all_but(self, sequences: Iterable[TokenSequence]) -> None:
         """Remove the shards that hold nothing of these."""
-        wanted = {_name(sequence) for sequence in sequences}
+        wanted = {sequence.name for sequence in sequences}
         used = {path for name, path in self._shard_of.items() if name in wanted}
         for path in set(self._shard_of.values()) - used:
             self._num_bytes -= path.stat().st_size
@@ -125,11 +124,6 @@ class FeatureStore:
 
 def _tensors(hidden: HiddenStates) -> tuple[Tensor, ...]:
     return tuple(getattr(hidden, part) for part in _PARTS)
-
-
-def _name(sequence: TokenSequence) -> str:
-    content = repr((sequence.token_ids, sequence.num_prompt_tokens))
-    return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def _names_in(path: Path, identity: str) -> set[str]:

@@ -28,15 +28,15 @@ class CachedExamples:
     def fill(self, report: Callable[[int], None]) -> int:
         """Compute what is missing, while there is room; how many sequences that were.
 
-        Reports sequences at hand. Raises OSError when the disk is full; whole shards stay.
+        Reports sequences computed. Raises OSError when the disk is full; whole shards stay.
         """
         num_computed = 0
-        for number, sequence in enumerate(self._sequences, 1):
+        for sequence in self._sequences:
             if sequence not in self._store:
                 if not self._store.add(sequence, self._compute(sequence)):
                     break
                 num_computed += 1
-            report(number)
+                report(num_computed)
         self._store.flush()
         return num_computed
 

@@ -101,15 +101,16 @@ class HiddenStateSource:
             )
         self._store.forget_all_but(everything)
         whole = self._cached(everything)
-        if whole.num_missing:
-            label = f"hidden states, {whole.num_missing} missing, {size / _GIB:.2f} GiB in all"
-            progress.start(label, total=len(everything))
-            whole.fill(progress.update)
-        if whole.num_missing:
+        num_missing = whole.num_missing
+        if num_missing:
+            label = f"hidden states, {num_missing} missing, {size / _GIB:.2f} GiB in all"
+            progress.start(label, total=num_missing)
+            num_missing -= whole.fill(progress.update)
+        if num_missing:
             logger.info(
                 "hidden states of %d sequences are over the budget of %g GiB: they are computed at "
                 "each visit",
-                whole.num_missing,
+                num_missing,
                 budget,
             )
         return self._cached(train), self._cached(held_out)

@@ -62,7 +62,9 @@ def test_a_killed_run_computes_only_what_is_missing(tmp_path: Path) -> None:
     target = FakeTarget(CONFIG)
     again = cache(tmp_path, target)
     assert again.num_missing == 2
-    assert again.fill(silent) == 2
+    told: list[int] = []
+    assert again.fill(told.append) == 2
+    assert told == [1, 2]  # of those that were missing
     assert target.num_passes == 2
     assert cache(tmp_path, target).fill(silent) == 0
 
@@ -137,6 +139,13 @@ def test_its_size_is_known_beforehand(tmp_path: Path) -> None:
     on_disk = sum(file.stat().st_size for file in tmp_path.iterdir())
     assert ALL_BYTES == 5 * 18 * (3 * 32 * 2 + 4)
     assert ALL_BYTES < on_disk < 1.2 * ALL_BYTES
+
+
+def test_a_sequence_is_hashed_once_and_is_found_in_stores_of_earlier_versions() -> None:
+    sequence = TokenSequence((5, 6, 7), 2)
+    assert sequence.name is sequence.name
+    assert sequence.name == "93c31f6b581f708ec36aecdb477a5544"
+    assert TokenSequence((5, 6), 2).name != TokenSequence((5, 6), 1).name
 
 
 def test_the_prompt_is_not_what_is_learned() -> None:
