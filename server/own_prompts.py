@@ -54,7 +54,7 @@ def own_prompts(
         dropped = gather_own_prompts(
             config,
             file,
-            write=lambda: training.turn_writer(turn, config),
+            write=lambda: training.turn_writer(turn),
             read=lambda token_ids: _text(codec, token_ids),
             known=[message["content"] for prompt in others for message in prompt.messages],
             report=progress.update,

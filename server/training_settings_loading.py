@@ -84,6 +84,7 @@ def to_training_config(settings: TrainingSettings, *, target: str) -> TrainingCo
         num_threads=count_or_none(device.num_threads),
         trust_remote_code=model.trust_remote_code,
         max_tokens=data.max_tokens,
+        own_prompts=OwnPromptsConfig(**settings.own_prompts.model_dump()),
         answers=AnswersConfig(**settings.answers.model_dump()),
         features=FeaturesConfig(**settings.features.model_dump()),
         design=DesignConfig(**design),
@@ -91,11 +92,6 @@ def to_training_config(settings: TrainingSettings, *, target: str) -> TrainingCo
         recipe={name: value for name, value in steps.items() if name not in _LEARNING},
         evaluation_prompts=settings.evaluation.prompts_per_set,
     )
-
-
-def to_own_prompts_config(settings: TrainingSettings) -> OwnPromptsConfig:
-    """How the target writes prompts itself."""
-    return OwnPromptsConfig(**settings.own_prompts.model_dump())
 
 
 def training_table() -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from draft import DSparkConfig
 from draft.training.recipe import Recipe
 from engine.benchmarks.accept_lengths import AcceptLengths
-from engine.training.config import AnswersConfig
+from engine.training.config import AnswersConfig, OwnPromptsConfig
 from engine.training.learning import Learned
 
 
@@ -28,6 +28,7 @@ def model_card(
     config: DSparkConfig,
     num_parameters: int,
     recipe: Recipe,
+    own_prompts: OwnPromptsConfig,
     answers: AnswersConfig,
     data: TrainingData,
     learned: Learned,
@@ -50,6 +51,7 @@ def model_card(
         "Markov head": markov,
         "confidence head": "yes" if config.has_confidence_head else "no",
         "prompts": f"{sets} (malformed and repeated lines left out)",
+        **_own_prompts_row(own_prompts),
         "answers": f"by the target itself at temperature {temperatures}, at most "
         f"{answers.max_new_tokens} tokens, seed {answers.seed}",
         "trained on": f"{data.num_sequences} sequences, {data.num_answer_tokens} answer tokens",
@@ -73,6 +75,15 @@ Made by `dspark train`.
 
 {_lengths(lengths)}
 """
+
+
+def _own_prompts_row(own: OwnPromptsConfig) -> Mapping[str, str]:
+    """Nothing if the target wrote none."""
+    if not own.count:
+        return {}
+    how = f"temperature {own.temperature:g}, top_p {own.top_p:g}, at most {own.max_tokens} tokens"
+    said = f"{own.count}, written by the target where its chat template lets a user speak, at {how}"
+    return {"own prompts": f"{said}, seed {own.seed}"}
 
 
 def _validation(learned: Learned) -> str:

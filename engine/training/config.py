@@ -90,6 +90,7 @@ class TrainingConfig:
     num_threads: int | None = None
     trust_remote_code: bool = False
     max_tokens: int = 1024  # longest sequence, prompt and answer
+    own_prompts: OwnPromptsConfig = field(default_factory=OwnPromptsConfig)
     answers: AnswersConfig = field(default_factory=AnswersConfig)
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
     design: DesignConfig = field(default_factory=DesignConfig)

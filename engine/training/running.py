@@ -30,7 +30,7 @@ from engine.target_loading import by_transformers_alone, load_target
 from engine.training.answers import AnswerFile, Variant, count_missing, generate_answers
 from engine.training.beginning import begin_network, tap_layers_of
 from engine.training.card import TrainingData, model_card
-from engine.training.config import OwnPromptsConfig, TrainingConfig
+from engine.training.config import TrainingConfig
 from engine.training.learning import Learned, Learning
 from engine.training.own_prompts import UserTurn
 from engine.training.prompts import TrainingPrompt
@@ -92,13 +92,17 @@ class Training:
         """Of the target."""
         return self._fingerprint
 
-    def turn_writer(self, turn: UserTurn, config: OwnPromptsConfig) -> TurnWriter:
+    def turn_writer(self, turn: UserTurn) -> TurnWriter:
         """The target, to write prompts itself. Raises LoadError."""
         built = wire_engine(
             self._engine_config, target=self._target, draft=None, device=self._device
         )
-        concurrency = self._config.answers.concurrency
-        return TurnWriter(engine=built.engine, turn=turn, config=config, concurrency=concurrency)
+        return TurnWriter(
+            engine=built.engine,
+            turn=turn,
+            config=self._config.own_prompts,
+            concurrency=self._config.answers.concurrency,
+        )
 
     def run(self, prompts: Sequence[TrainingPrompt]) -> TrainingOutcome:
         """Everything from answers to the model card.
@@ -167,6 +171,7 @@ class Training:
             config=network.config,
             num_parameters=sum(p.numel() for p in network.parameters() if p.requires_grad),
             recipe=self._recipe,
+            own_prompts=config.own_prompts,
             answers=config.answers,
             data=data,
             learned=learned,

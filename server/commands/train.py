@@ -30,7 +30,6 @@ from server.text import TextCodec
 from server.training_settings import TrainingSettings
 from server.training_settings_loading import (
     load_training_settings,
-    to_own_prompts_config,
     to_training_config,
 )
 
@@ -77,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
         output = Path(settings.output)
         asked = decisive_settings(settings, prompts, chat_template=codec.chat_template)
         refuse_another_training(output, asked)
-        own = to_own_prompts_config(settings)
+        config = to_training_config(settings, target=target)
+        own = config.own_prompts
         turn = user_turn_of(codec) if own.count else None
         encoded = in_tokens(settings, codec, prompts)
         output.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
         from engine.training.running import Training  # heavy: loads torch
 
-        training = Training(to_training_config(settings, target=target), progress=progress)
+        training = Training(config, progress=progress)
         if turn is not None:
             written = own_prompts(
                 training, codec, turn, own, folder=output, others=prompts, progress=progress

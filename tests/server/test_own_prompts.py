@@ -85,6 +85,9 @@ def test_a_draft_is_made_without_any_prompt_from_outside(
     held_out = [json.loads(x) for x in (output / "held-out-prompts.jsonl").read_text().splitlines()]
     assert held_out
     assert {line["category"] for line in held_out} == {"own"}
-    assert "| prompts | own 8 (" in (output / "draft" / "README.md").read_text()
+    card = (output / "draft" / "README.md").read_text()
+    assert "| prompts | own 8 (" in card
+    assert "| own prompts | 8, written by the target " in card
+    assert "at temperature 1, top_p 0.9, at most 20 tokens, seed 42 |" in card
     assert train(config) == 0  # there is nothing left to do
     assert (output / "own-prompts.jsonl").read_text().splitlines() == written

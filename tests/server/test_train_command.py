@@ -91,7 +91,17 @@ def test_a_draft_is_made_that_can_be_served_and_says_what_it_is_worth(
     assert 0 < len(held_out) < len(WORDS)
     card = (output / "draft" / "README.md").read_text()
     assert "| sums | 0 | 1 |" in card
+    assert "own prompts" not in card
     config = json.loads((output / "draft" / "config.json").read_text())
+    first, *answers = map(json.loads, (output / "answers.jsonl").read_text().splitlines())
+    assert first == {"target": config["target_fingerprint"]}
+    assert {answer["variant"] for answer in answers} == {
+        "0-t0-p1-k-1-n12-s42",
+        "1-t0.9-p1-k-1-n12-s42",
+    }
+    assert all(
+        set(answer) == {"prompt", "variant", "prompt_ids", "answer_ids"} for answer in answers
+    )
     assert f"fingerprint `{config['target_fingerprint']}`" in card
     served = ["--model", str(pair.target), "--draft-model", str(output / "draft")]
     sized = ["--kv.num_pages", "64", "--device.num_threads", "1"]
