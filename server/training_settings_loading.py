@@ -171,7 +171,10 @@ def _check_paths(settings: TrainingSettings, config: Path) -> None:
     """Refuse at once what would be missed after hours."""
     for file in settings.data.prompts:
         if not Path(file).is_file():
-            raise SettingsError(f"{config}: data.prompts: found {file}, which is no file")
+            raise SettingsError(
+                f"{config}: data.prompts: found {file}, which is no file; accepted: JSONL files, "
+                "or none (data.prompts=[]) with own_prompts.count above 0: the target writes them"
+            )
     name = settings.model.path
     if name.startswith(DEMO_PREFIX) and name != DEMO_NAME:
         raise SettingsError(f"{config}: model.path: found {name}; accepted: {DEMO_NAME}")

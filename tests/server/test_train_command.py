@@ -222,7 +222,11 @@ def test_a_smaller_vocabulary_is_learned_with_and_served(
         ({"training__epochs": 0}, "training.epochs: found 0; accepted: an integer, at least 1"),
         ({"training__start": "draft"}, "training.start and training.start_draft"),
         ({"data__prompts": []}, "data.prompts: found none; accepted: at least one file, or own"),
-        ({"data__prompts": ["no-such.jsonl"]}, "no-such.jsonl, which is no file"),
+        (
+            {"data__prompts": ["no-such.jsonl"]},
+            "no-such.jsonl, which is no file; accepted: JSONL files, or none (data.prompts=[]) "
+            "with own_prompts.count above 0",
+        ),
         ({"data__prompts": ["empty.jsonl"]}, "found no prompt; accepted: one JSON object a line"),
         ({"data__prompts": ["broken.jsonl"]}, "broken.jsonl:2: this is no JSON"),
         ({"answers__max_new_tokens": 64}, "answers.max_new_tokens: found 64; accepted: less than"),
