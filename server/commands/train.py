@@ -141,7 +141,10 @@ def in_tokens(
 
 
 def write_prompts(file: Path, prompts: Sequence[Prompt]) -> None:
-    """In the form that `dspark eval --prompts` reads."""
+    """In the form that `dspark eval --prompts` reads; without any there is no file."""
+    if not prompts:
+        file.unlink(missing_ok=True)
+        return
     lines = [
         json.dumps(
             {"category": prompt.category, "messages": list(prompt.messages)}, ensure_ascii=False

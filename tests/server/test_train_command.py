@@ -272,6 +272,7 @@ def test_a_training_without_held_out_prompts_says_so_before_it_begins(
     err = capsys.readouterr().err
     assert err.index("none of 10 prompts is held out") < err.index("stage=answers")
     assert re.search(r"step=2 of=2 loss=\d+\.\d+ \(no held-out prompts\)", err)
+    assert not (tmp_path / "out" / "held-out-prompts.jsonl").exists()
 
 
 def test_a_number_is_written_as_the_servers_settings_write_it(
