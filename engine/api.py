@@ -204,6 +204,7 @@ class EngineSnapshot:
     num_logprob_rows: int = 0  # rows whose log probabilities were told
     finished: Mapping[str, int] = field(default_factory=dict)
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    idle_seconds: float = 0.0  # in which there was no request
     num_running: int = 0
     num_waiting: int = 0
     num_pages: int = 0

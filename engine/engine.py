@@ -69,6 +69,10 @@ class Engine:
         """See EngineCore.step."""
         return self._core.step(meanwhile)
 
+    def record_idle(self, seconds: float) -> None:
+        """So long there was nothing to do."""
+        self._metrics.idle_seconds += seconds
+
     def start_profile(self, folder: str) -> None:
         """Raises RequestRejected while a recording runs."""
         self._profiler.start(Path(folder))
@@ -114,6 +118,7 @@ class Engine:
             num_preemptions=counters.num_preemptions,
             finished=dict(metrics.finished),
             stage_seconds=dict(metrics.stage_seconds),
+            idle_seconds=metrics.idle_seconds,
             is_parked=self._scheduler.is_parked,
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,

@@ -10,7 +10,10 @@ logger = logging.getLogger(__name__)
 
 
 class IntervalLog:
-    """Says how the engine did since its last line, in key=value."""
+    """Says how the engine did since its last line, in key=value.
+
+    Rates are over the seconds in which there was work, which busy_s tells.
+    """
 
     def __init__(
         self, *, interval_s: float = 10.0, clock: Callable[[], float] = time.monotonic
@@ -21,16 +24,19 @@ class IntervalLog:
         self._before = EngineSnapshot()
 
     def __call__(self, now: EngineSnapshot) -> None:
-        seconds = self._clock() - self._at
+        at = self._clock()
+        seconds = at - self._at
         if seconds < self._interval_s:
             return
-        before, self._before, self._at = self._before, now, self._clock()
+        before, self._before, self._at = self._before, now, at
+        seconds -= now.idle_seconds - before.idle_seconds
         rounds = now.num_rounds - before.num_rounds
         accepted = now.num_accepted_tokens - before.num_accepted_tokens
         logger.info(
-            "steps=%d tokens_per_s=%.1f accept_length=%s withheld_drafts=%d running=%d waiting=%d "
-            "used_pages=%d/%d",
+            "steps=%d busy_s=%.1f tokens_per_s=%.1f accept_length=%s withheld_drafts=%d running=%d "
+            "waiting=%d used_pages=%d/%d",
             now.num_steps - before.num_steps,
+            seconds,
             (now.num_output_tokens - before.num_output_tokens) / seconds,
             f"{1 + accepted / rounds:.2f}" if rounds else "-",
             now.num_withheld_draft_tokens - before.num_withheld_draft_tokens,

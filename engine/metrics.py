@@ -22,6 +22,7 @@ class StepMetrics:
         self.num_logprob_rows = 0
         self.finished: Counter[str] = Counter()
         self.stage_seconds: dict[str, float] = {}
+        self.idle_seconds = 0.0
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -207,7 +207,10 @@ class EngineWorker:
     def _handle_inbox(self, *, wait: bool) -> None:
         if wait:
             self._tell()  # nothing computes that could be told meanwhile
-            self._inbox.get()()
+            idle_since = time.monotonic()
+            call = self._inbox.get()
+            self._engine.record_idle(time.monotonic() - idle_since)
+            call()
             self._progress_at = time.monotonic()  # waiting for work is not a stall
         while not self._inbox.empty():
             self._inbox.get()()

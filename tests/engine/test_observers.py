@@ -55,7 +55,20 @@ def test_one_line_an_interval_tells_rates_of_that_interval(
             )
         )
     lines = [r.getMessage() for r in caplog.records]
-    assert "tokens_per_s=5.0 accept_length=2.50 withheld_drafts=8" in lines[0]
+    assert "busy_s=20.0 tokens_per_s=5.0 accept_length=2.50 withheld_drafts=8" in lines[0]
     assert "per-position acceptance rate: 1.000, 0.500, 0.000" in lines[1]
     assert "average draft acceptance rate: 50.0%" in lines[1]
     assert len(lines) == 2
+
+
+def test_rates_are_over_the_time_in_which_there_was_work(caplog: pytest.LogCaptureFixture) -> None:
+    now = 100.0
+    log = IntervalLog(interval_s=10.0, clock=lambda: now)
+    with caplog.at_level(logging.INFO):
+        now = 3700.0
+        log(EngineSnapshot(num_steps=4, num_output_tokens=40, idle_seconds=3592.0))
+        now = 3710.0
+        log(EngineSnapshot(num_steps=9, num_output_tokens=90, idle_seconds=3592.0))
+    first, second = [record.getMessage() for record in caplog.records]
+    assert "steps=4 busy_s=8.0 tokens_per_s=5.0 " in first
+    assert "steps=5 busy_s=10.0 tokens_per_s=5.0 " in second

@@ -246,3 +246,17 @@ def test_the_context_writer_is_switched_while_requests_run(draft_folder: Path) -
             assert told == [t for e in expected for t in e.token_ids]
 
     asyncio.run(scenario())
+
+
+def test_the_time_without_a_request_is_idle_and_no_other(draft_folder: Path) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+            started = time.monotonic()
+            await collect(worker, ask("a"))
+            first = (await worker.snapshot()).idle_seconds
+            await asyncio.sleep(0.2)
+            await collect(worker, ask("b"))
+            gap = (await worker.snapshot()).idle_seconds - first
+            assert 0.1 < gap < time.monotonic() - started
+
+    asyncio.run(scenario())
