@@ -12,7 +12,11 @@ _WARM_UPS = 2  # runs before a recording: libraries set themselves up, kernels a
 
 
 class Recording(Protocol[T_co]):
-    """Device operations on memory that stays where it is."""
+    """Device operations on memory that stays where it is.
+
+    It keeps the function, and with it all that the function holds: a graph knows its inputs by
+    their addresses only, and memory that nobody holds is given to others.
+    """
 
     @property
     def outputs(self) -> T_co:
@@ -70,13 +74,16 @@ class CudaRecorder:
                 outputs = run()
         finally:
             torch.cuda.set_stream(current)  # a capture that fails does not always go back itself
-        return _CudaRecording(graph, outputs)
+        return _CudaRecording(graph, outputs, run)
 
 
 class _CudaRecording(Recording[T_co]):
-    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: T_co) -> None:
+    def __init__(
+        self, graph: torch.cuda.CUDAGraph, outputs: T_co, run: Callable[[], object]
+    ) -> None:
         self._graph = graph
         self._outputs = outputs
+        self._run = run  # never called again: see Recording
 
     @property
     def outputs(self) -> T_co:

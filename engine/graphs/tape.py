@@ -1,12 +1,14 @@
 """A recorder for machines without CUDA: it replays the very operators that a function called.
 
 As with a CUDA graph, Python is not run again: what was decided while recording stays decided,
-results go where they went, and a value read on the host is an error. As with graphs that share
-their memory, a replay leaves garbage in the outputs of whatever was recorded later. For tests and
-dry runs.
+results go where they went, and a value read on the host is an error. What the function found
+outside must still be there: nothing that it reads lives on because a tape knows it. As with graphs
+that share their memory, a replay leaves garbage in the outputs of whatever was recorded later. For
+tests and dry runs.
 """
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -38,7 +40,7 @@ class TapeRecorder:
         with tape:
             outputs = run()
         self._made.append(outputs)
-        return _TapeRecording(tape, outputs, partial(self._spoil, after=len(self._made)))
+        return _TapeRecording(tape, outputs, run, partial(self._spoil, after=len(self._made)))
 
     def _spoil(self, after: int) -> None:
         for outputs in self._made[after:]:
@@ -50,11 +52,12 @@ class TapeRecorder:
 class _Call:
     """One operator, its arguments by reference, and where its results went."""
 
-    def __init__(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def __init__(self, func: Any, given: Any, result: Any, is_made: Callable[[Any], bool]) -> None:
+        """given: args and kwargs; is_made: whether an earlier call of the tape made a tensor."""
         self._func = func
-        self._args = args
-        self._kwargs = kwargs
-        inputs = {_storage(x) for x in _pytree.tree_leaves((args, kwargs)) if _is_tensor(x)}
+        leaves, self._form = _pytree.tree_flatten(given)
+        self._leaves = [weakref.ref(x) if _is_tensor(x) and not is_made(x) else x for x in leaves]
+        inputs = {_storage(x) for x in leaves if _is_tensor(x)}
         self._results = [
             (at, x)
             for at, x in enumerate(_pytree.tree_leaves(result))
@@ -63,15 +66,23 @@ class _Call:
         self.does_something = bool(self._results) or func._schema.is_mutable
 
     def __call__(self) -> None:
-        leaves = _pytree.tree_leaves(self._func(*self._args, **self._kwargs))
+        args, kwargs = _pytree.tree_unflatten([self._found(x) for x in self._leaves], self._form)
+        leaves = _pytree.tree_leaves(self._func(*args, **kwargs))
         for at, result in self._results:
             result.copy_(leaves[at])
+
+    def _found(self, leaf: Any) -> Any:
+        found = leaf() if isinstance(leaf, weakref.ref) else leaf
+        if found is None and leaf is not None:
+            raise RuntimeError(f"{self._func} reads memory that nobody holds any more")
+        return found
 
 
 class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[_Call] = []
+        self._made: dict[int, Tensor] = {}  # by id(), which stays theirs while they are here
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -79,16 +90,29 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(name in str(func) for name in _READING) or _chooses_by_mask(func, args):
             raise RuntimeError(f"{func} reads a value on the host, which no graph can hold")
         result = func(*args, **(kwargs or {}))
-        call = _Call(func, args, kwargs or {}, result)
+        call = _Call(func, (args, kwargs or {}), result, self._has_made)
         if call.does_something:
             self.calls.append(call)
+        for made in filter(_is_tensor, _pytree.tree_leaves(result)):
+            if not any(made is x for x in _pytree.tree_leaves((args, kwargs or {}))):
+                self._made[id(made)] = made
         return result
+
+    def _has_made(self, x: Any) -> bool:
+        return id(x) in self._made
 
 
 class _TapeRecording(Recording[T_co]):
-    def __init__(self, tape: _Tape, outputs: T_co, spoil_later: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        tape: _Tape,
+        outputs: T_co,
+        run: Callable[[], object],
+        spoil_later: Callable[[], None],
+    ) -> None:
         self._tape = tape
         self._outputs = outputs
+        self._run = run  # see Recording
         self._spoil_later = spoil_later
 
     @property

@@ -1,8 +1,11 @@
 """What a recorder asks of a device that is not there, and what a failure leaves."""
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -94,6 +97,19 @@ def test_a_function_is_warmed_up_beside_the_callers_stream_and_captured_once() -
         "replay",
     ]
     assert recording.outputs == 7
+
+
+def test_what_the_function_holds_lives_as_long_as_the_recording() -> None:
+    """A graph reads its inputs by their addresses: what is given back would be another's memory."""
+    rows = torch.arange(3)
+    held = weakref.ref(rows)
+    recording = record(Device(), partial(torch.add, rows, 1))
+    del rows
+    gc.collect()
+    assert held() is not None
+    del recording
+    gc.collect()
+    assert held() is None
 
 
 def test_a_capture_that_fails_leaves_the_caller_on_its_own_stream() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.graphs.recorder import Recording
 from engine.graphs.tape import TapeRecorder
 
 
@@ -61,3 +62,25 @@ def test_a_replay_spoils_what_was_recorded_later_and_nothing_else() -> None:
     assert third.outputs[1][0].tolist() == [torch.iinfo(torch.long).max] * 2
     third.replay()
     assert third.outputs[0].tolist() == [3.0, 3.0]
+
+
+def test_a_recording_keeps_what_its_function_holds() -> None:
+    """Here and on CUDA, where a graph has addresses and nothing else."""
+
+    def record_over_rows_of_its_own() -> Recording[Tensor]:
+        rows = torch.tensor([2, 0])
+        return TapeRecorder().record(lambda: x[rows] * 2)
+
+    x = torch.tensor([1.0, 2.0, 3.0])
+    recording = record_over_rows_of_its_own()
+    recording.replay()
+    assert recording.outputs.tolist() == [6.0, 2.0]
+
+
+def test_what_a_function_finds_for_the_last_time_is_missed_in_a_replay() -> None:
+    found = [torch.ones(2)]
+    recording = TapeRecorder().record(lambda: found[0] * 2)
+    recording.replay()
+    found.clear()
+    with pytest.raises(RuntimeError, match="memory that nobody holds"):
+        recording.replay()
