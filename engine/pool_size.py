@@ -45,7 +45,7 @@ def plan_pool(
     draft_bytes = parameter_bytes(draft.network, besides=target.model) if draft is not None else 0
 
     def measured(chunk_tokens: int) -> int:
-        if device.type != "cuda" or config.num_pages is not None:
+        if device.type != "cuda":
             return 0
         return _measure_step(
             config, target, draft, shapes, attention, device, chunk_tokens=chunk_tokens
@@ -105,6 +105,15 @@ def _require_available(pool_bytes: int, budget: str) -> None:
         )
 
 
+def _require_left(pool_bytes: int, left: int, budget: str) -> None:
+    """Raises LoadError where a step would find no memory beside such a pool."""
+    if pool_bytes > left:
+        raise LoadError(
+            f"{budget} asks for {pool_bytes / GIB:.2f} GiB of KV memory; weights, the largest step "
+            f"and graphs leave {max(left, 0) / GIB:.2f} GiB of this device for it"
+        )
+
+
 def parameter_bytes(module: nn.Module, *, besides: nn.Module | None = None) -> int:
     """Bytes of a module's parameters and buffers, shared ones once, another's left out."""
     others = {t.untyped_storage().data_ptr() for t in _tensors(besides)} if besides else set()
@@ -125,19 +134,24 @@ def _num_pages(
     min_tokens: int,
     device: torch.device,
 ) -> tuple[int, str]:
-    if config.num_pages is not None:
-        budget = f"kv.num_pages={config.num_pages}"
-        require_tokens(config.num_pages * config.page_size, min_tokens=min_tokens, budget=budget)
-        return config.num_pages, budget
-    if device.type == "cuda":
+    def left_on_device(fraction: float) -> int:
         free, total = torch.cuda.mem_get_info(device)
-        budget_bytes = cuda_budget(
+        return cuda_budget(
             total_bytes=total,
-            fraction=config.memory_fraction,
+            fraction=fraction,
             used_bytes=max(total - free, weight_bytes),
             step_bytes=step_bytes,
             graph_bytes=graph_bytes,
         )
+
+    if config.num_pages is not None:
+        budget = f"kv.num_pages={config.num_pages}"
+        require_tokens(config.num_pages * config.page_size, min_tokens=min_tokens, budget=budget)
+        if device.type == "cuda":
+            _require_left(config.num_pages * bytes_per_page, left_on_device(1.0), budget)
+        return config.num_pages, budget
+    if device.type == "cuda":
+        budget_bytes = left_on_device(config.memory_fraction)
         budget = f"kv.memory_fraction={config.memory_fraction}"
     else:
         budget_bytes = int(config.memory_gib * GIB)
@@ -166,7 +180,7 @@ def _measure_step(
     """Peak bytes above the weights of the largest step, or of rounds alone without a chunk.
 
     The step runs over one small pool whose pages every sequence shares: what is computed is
-    nonsense, what it needs is not.
+    nonsense, what it needs is not. Raises LoadError where it does not fit beside the weights.
     """
     block_size = draft.config.block_size if draft is not None else 0
     step = LargestStep(
@@ -194,7 +208,14 @@ def _measure_step(
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    step.run(runner, proposer, device=device)
+    try:
+        step.run(runner, proposer, device=device)
+    except torch.OutOfMemoryError as error:
+        raise LoadError(
+            f"a step of {step.max_running} sequences and {chunk_tokens} prompt tokens does not fit "
+            "beside the weights; lower scheduler.max_running_requests or "
+            "scheduler.prefill_chunk_tokens"
+        ) from error
     torch.cuda.synchronize(device)
     peak: int = torch.cuda.max_memory_allocated(device) - before
     del pool, runner, proposer

@@ -6,10 +6,11 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from engine import LoadError, pool_size
+from engine import LoadError, attention_hook, pool_size
 from engine.config import EngineConfig
 from engine.graphs.memory import RecordedSizes
 from engine.graphs.tiers import Tiers
+from engine.largest_step import LargestStep
 from engine.memory import MemoryPlan
 from engine.self_check import ShapeProbe
 from kv_pool import KVShape
@@ -79,9 +80,42 @@ def test_what_an_attention_keeps_for_each_recording_is_counted(draft_folder: Pat
     )  # tiers; windows, rows, greedy, drawn
 
 
-def test_pages_by_number_need_no_measurement(draft_folder: Path) -> None:
+def test_pages_by_number_stand_beside_a_step_that_was_run(draft_folder: Path) -> None:
     plan = planned(draft_folder, num_pages=50)
-    assert (plan.num_pages, plan.step_bytes) == (50, 0)
+    assert (plan.num_pages, plan.step_bytes) == (50, STEP)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_pages_that_leave_a_step_no_memory_are_refused_at_start(
+    draft_folder: Path, graphs: bool
+) -> None:
+    """Not by an error in the middle of somebody's answer."""
+    some = planned(draft_folder, num_pages=50, graphs=graphs)
+    most = (TOTAL - USED - STEP - some.graph_bytes) // some.bytes_per_page
+    assert planned(draft_folder, num_pages=most, graphs=graphs).num_pages == most
+    refusal = rf"kv\.num_pages={most + 1} asks for 0\.\d+ GiB of KV memory.* leave 0\.\d+ GiB"
+    with pytest.raises(LoadError, match=refusal):
+        planned(draft_folder, num_pages=most + 1, graphs=graphs)
+
+
+def test_a_step_that_does_not_fit_beside_the_weights_is_told_as_such(draft_folder: Path) -> None:
+    target = tiny_target()
+    target.model.set_attn_implementation(attention_hook.IMPLEMENTATION)  # type: ignore[operator]
+    nothing = {name: lambda *_: 0 for name in ("synchronize", "reset_peak_memory_stats")}
+    with (
+        patch.multiple(torch.cuda, memory_allocated=lambda *_: 0, **nothing),
+        patch.object(LargestStep, "run", side_effect=torch.OutOfMemoryError),
+        pytest.raises(LoadError, match="a step of 6 sequences and 64 prompt tokens does not fit"),
+    ):
+        pool_size._measure_step(
+            EngineConfig(target="tiny", draft="d", page_size=4, max_running_requests=6),
+            target,
+            load_tiny_draft(draft_folder, target),
+            [KVShape(2, 16, 16)] * LAYERS,
+            FixedReference(page_size=4, device=CPU),
+            CPU,
+            chunk_tokens=64,
+        )
 
 
 def test_a_device_that_is_full_is_refused_with_numbers(draft_folder: Path) -> None:
