@@ -62,7 +62,14 @@ class CostRig:
     def run_pass(self, num_rows: int, context: int) -> None:
         """Verify windows of so many rows, as few as hold them, and what a step does around."""
         whole, rest = divmod(num_rows, self.width)
-        plan = self._plan([self.width] * whole + [rest] * (rest > 0), context)
+        self._run_windows([self.width] * whole + [rest] * (rest > 0), context)
+
+    def run_singles(self, num_sequences: int, context: int) -> None:
+        """The pass of a step in which none of so many sequences brings a draft."""
+        self._run_windows([1] * num_sequences, context)
+
+    def _run_windows(self, windows: Sequence[int], context: int) -> None:
+        plan = self._plan(windows, context)
         vocab_size = self.target.vocab_size
         options = StepOptions.of(plan, vocab_size=vocab_size, device=self.device)
         batch = build_batch(plan, None, device=self.device)
@@ -139,16 +146,17 @@ def _cases(rig: CostRig) -> tuple[list[_Case], list[_Case]]:
         finer = {*(1 << n for n in range(6)), 2 * width, most}
     counts = list(rig.tiers) or [1 << n for n in range(rig.max_running.bit_length())]
     drafts = [("draft", count) for count in counts]
-    far = [("pass far", size) for size in ((width,) if rig.tiers else (1, width))]
-    passes = [("pass", size) for size in needed]
+    far = [("pass far", width), ("single far" if rig.tiers else "pass far", 1)]
+    passes = [("pass", size) for size in needed] + [("single", tier) for tier in rig.tiers]
     finer_passes = [("pass", size) for size in sorted(finer - set(needed)) if size <= most]
     return [*passes, drafts[0]], [*drafts[1:], *far, ("draft far", 1), *finer_passes]
 
 
 def _timed(rig: CostRig, case: _Case, clock: Callable[[], float]) -> float:
     what, size = case
-    run = rig.run_draft if what.startswith("draft") else rig.run_pass
-    context = rig.long_context if what.endswith("far") else rig.short_context
+    runs = {"pass": rig.run_pass, "single": rig.run_singles, "draft": rig.run_draft}
+    run = runs[what.removesuffix(" far")]
+    context = rig.long_context if what.endswith(" far") else rig.short_context
     finish_work(rig.device)
     started = clock()
     run(size, context)
@@ -167,12 +175,16 @@ def _costs(rig: CostRig, seconds: dict[_Case, float]) -> StepCosts:
             return 0.0
         return max(0.0, longer - near) / far
 
+    def curve(kind: str) -> Curve:
+        return Curve.through({size: s for (what, size), s in seconds.items() if what == kind})
+
     window = per_token("pass", rig.width)
-    one_row = window if rig.tiers else per_token("pass", 1)  # a replayed window is always whole
+    one_row = per_token("single" if rig.tiers else "pass", 1)
     per_row = max(0.0, window - one_row) / max(1, rig.width - 1)
     return StepCosts(
-        passes=Curve.through({size: s for (what, size), s in seconds.items() if what == "pass"}),
-        drafts=Curve.through({size: s for (what, size), s in seconds.items() if what == "draft"}),
+        passes=curve("pass"),
+        drafts=curve("draft"),
+        singles=curve("single") if rig.tiers else None,
         context_per_sequence=max(0.0, one_row - per_row),
         context_per_row=per_row,
         context_per_draft=per_token("draft", 1),

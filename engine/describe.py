@@ -102,6 +102,9 @@ def _describe_budget(config: EngineConfig, budget: LoadBudget | None) -> dict[st
         "mode": "auto",
         "pass_ms_by_rows": ms(budget.costs.passes),
         "draft_ms_by_sequences": ms(budget.costs.drafts),
+        "single_row_pass_ms_by_sequences": None
+        if budget.costs.singles is None
+        else ms(budget.costs.singles),
         "most_sequences_by_chance": {
             f"{chance:g}": budget.most_sequences(chance, max_running=config.max_running_requests)
             for chance in (PRIOR_CHANCE, 1.0)

@@ -57,14 +57,19 @@ class StepCosts:
     context_per_draft: float = 0.0  # of a draft pass, for each token of a sequence's context
     tiers: tuple[int, ...] = ()  # of sequences, ascending; empty: nothing is replayed
     width: int = 1  # rows of a replayed window
+    singles: Curve | None = None  # replayed passes over single rows, by sequences; None: as passes
 
     def pass_seconds(self, *, num_sequences: int, num_rows: int, context: int) -> float:
         """context: tokens, the mean over the sequences."""
         size = self._replayed(num_sequences)
-        width = 1 if num_rows <= num_sequences else self.width
-        if num_rows <= size * width:
+        drafts_nothing = num_rows <= num_sequences
+        width = 1 if drafts_nothing else self.width
+        is_replayed = num_rows <= size * width
+        if is_replayed:
             num_sequences, num_rows = size, size * width
         per_token = num_sequences * self.context_per_sequence + num_rows * self.context_per_row
+        if is_replayed and drafts_nothing and self.singles is not None:
+            return self.singles.at(size) + per_token * context
         return self.passes.at(num_rows) + per_token * context
 
     def draft_seconds(self, *, num_sequences: int, context: int) -> float:

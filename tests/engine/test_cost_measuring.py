@@ -13,6 +13,7 @@ from draft import DSparkProposer
 from engine import draft_building
 from engine.build import Built
 from engine.cost_measuring import CostRig, measure_costs
+from engine.graphs import GraphedTarget
 from engine.target import TargetModel
 from tests.engine.graphs.recorded import graphed_engine
 from tests.engine.running import generate_alone, greedy_requests, prompts, run_all
@@ -96,12 +97,23 @@ def test_a_slow_machine_measures_only_what_is_needed_and_once(built: Built) -> N
 
 
 def test_replayed_passes_are_measured_tier_by_tier(draft_folder: Path) -> None:
+    tiers = (1, 2, 4, 6)
     graphed = graphed_engine(draft_folder=draft_folder, max_running_requests=RUNNING)
-    costs = measure_costs(rig_of(graphed, tiers=(1, 2, 4, 6)), limit_s=60)
-    assert costs.passes.sizes == tuple(tier * WIDTH for tier in (1, 2, 4, 6))
-    assert costs.drafts.sizes == (1, 2, 4, 6)
-    assert (costs.tiers, costs.width) == ((1, 2, 4, 6), WIDTH)
-    assert costs.context_per_row == 0
+    replayed: list[tuple[int, int]] = []
+    forward = GraphedTarget.forward
+
+    def watched_forward(self: Any, batch: Any) -> Any:
+        replayed.append((len(batch.query_lens), max(batch.query_lens)))
+        return forward(self, batch)
+
+    with patch.object(GraphedTarget, "forward", watched_forward):
+        costs = measure_costs(rig_of(graphed, tiers=tiers), limit_s=60)
+    assert costs.passes.sizes == tuple(tier * WIDTH for tier in tiers)
+    assert costs.drafts.sizes == tiers
+    assert costs.singles is not None
+    assert costs.singles.sizes == tiers
+    assert (costs.tiers, costs.width) == (tiers, WIDTH)
+    assert set(replayed) == {(tier, rows) for tier in tiers for rows in (1, WIDTH)}
 
 
 @pytest.mark.parametrize(

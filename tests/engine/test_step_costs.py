@@ -49,3 +49,20 @@ def test_what_is_replayed_costs_its_whole_tier() -> None:
     # A chunk beside them, or more sequences than any tier holds: as many rows as there are.
     assert costs.pass_seconds(num_sequences=1, num_rows=9, context=0) == 3.0
     assert costs.pass_seconds(num_sequences=5, num_rows=6, context=0) == 2.0
+
+
+def test_replayed_single_rows_cost_what_was_measured_of_them() -> None:
+    """Many sequences with a row each read more context than few windows of as many rows."""
+    costs = StepCosts(
+        passes=Curve.through({3: 1.0, 6: 2.0, 12: 4.0}),
+        drafts=Curve.through({1: 1.0}),
+        singles=Curve.through({1: 0.5, 2: 0.75, 4: 1.5}),
+        context_per_sequence=0.01,
+        tiers=(1, 2, 4),
+        width=3,
+    )
+    assert costs.pass_seconds(num_sequences=3, num_rows=3, context=0) == 1.5
+    assert costs.pass_seconds(num_sequences=3, num_rows=3, context=10) == pytest.approx(1.9)
+    # A draft makes all windows whole; a chunk, or too many sequences, and nothing is replayed.
+    assert costs.pass_seconds(num_sequences=3, num_rows=4, context=0) == 4.0
+    assert costs.pass_seconds(num_sequences=5, num_rows=5, context=0) == pytest.approx(5 / 3)
