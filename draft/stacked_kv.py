@@ -112,18 +112,25 @@ class StackedKV:
         )
 
     def holds(self, attentions: Sequence[BlockAttention]) -> bool:
-        """Whether every layer's parameters are still the views that `build` made."""
-        for attention, seats in zip(attentions, self.seats, strict=True):
-            k_proj, v_proj, k_norm = attention.k_proj, attention.v_proj, attention.k_norm
-            if type(k_proj) is not nn.Linear or type(v_proj) is not nn.Linear:
-                return False
-            if type(k_norm) is not RMSNorm or any(map(_has_hooks, (k_proj, v_proj, k_norm))):
-                return False
-            if k_norm.eps != self.eps or attention.rotary is not self.rotary:
-                return False
-            if _seats(attention) != seats:
-                return False
-        return True
+        """Whether every layer's parameters are still the views that `build` made.
+
+        Asked at every write, while a GPU waits for it: so modules are looked up in their own
+        dictionaries, which takes a fraction of the time.
+        """
+        return all(map(self._holds, attentions, self.seats))
+
+    def _holds(self, attention: BlockAttention, seats: tuple[_Seat | None, ...]) -> bool:
+        modules = _modules(attention)
+        k_proj, v_proj, k_norm = modules["k_proj"], modules["v_proj"], modules["k_norm"]
+        return (
+            type(k_proj) is nn.Linear
+            and type(v_proj) is nn.Linear
+            and type(k_norm) is RMSNorm
+            and k_norm.eps == self.eps
+            and modules["rotary"] is self.rotary
+            and not any(map(_has_hooks, (k_proj, v_proj, k_norm)))
+            and _seats(attention) == seats
+        )
 
     def project(
         self,
@@ -160,9 +167,15 @@ def _projections(attentions: Sequence[BlockAttention]) -> list[nn.Linear]:
     return [cast(nn.Linear, p) for a in attentions for p in (a.k_proj, a.v_proj)]
 
 
+def _modules(attention: BlockAttention) -> dict[str, nn.Module]:
+    return cast(dict[str, nn.Module], attention._modules)
+
+
 def _parameters(attention: BlockAttention) -> tuple[Tensor | None, ...]:
-    k_proj, v_proj = _projections([attention])
-    return k_proj.weight, v_proj.weight, k_proj.bias, v_proj.bias, attention.k_norm.weight
+    modules = _modules(attention)
+    k_proj, v_proj, k_norm = (modules[name]._parameters for name in ("k_proj", "v_proj", "k_norm"))
+    weights = k_proj.get("weight"), v_proj.get("weight")
+    return *weights, k_proj.get("bias"), v_proj.get("bias"), k_norm.get("weight")
 
 
 def _seats(attention: BlockAttention) -> tuple[_Seat | None, ...]:
