@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draft import BlockSampling
 from engine.plan import StepPlan
-from engine.rng import Purpose, round_uniforms
+from engine.rng import Purpose, RoundKey, round_uniforms
 from engine.sampling import is_greedy
 from engine.upload import place, upload
 
@@ -33,20 +33,9 @@ def plan_draws(plan: StepPlan, *, block_size: int, device: torch.device) -> Draw
     rows = [i for i, s in enumerate(sampling) if not is_greedy(s.seq.request.params)]
     if not rows:
         return None
-    uniforms = place(
-        np.stack(
-            [
-                round_uniforms(
-                    sampling[i].seq.seed,
-                    choice=sampling[i].seq.request.choice,
-                    anchor_position=sampling[i].seq.anchor_position,
-                    num_positions=block_size + 1,
-                )
-                for i in rows
-            ]
-        ),
-        device,
-    )
+    drawing = [sampling[i].seq for i in rows]
+    keys = [RoundKey(seq.seed, seq.request.choice, seq.anchor_position) for seq in drawing]
+    uniforms = place(round_uniforms(keys, num_positions=block_size + 1), device)
     drafting = [r for r, i in enumerate(rows) if sampling[i].num_drafts > 0]
     block_rows = {id(share): b for b, share in enumerate(plan.drafting)}
     of_block = [block_rows[id(sampling[rows[r]])] for r in drafting]
