@@ -48,10 +48,11 @@ WORKDIR /app
 COPY configs ./configs
 COPY draft/pretrained ./draft/pretrained
 
-# The cache holds the demo target, and what comes from a model hub.
+# The cache holds the demo target, what comes from a model hub, and kernels that were compiled for a GPU.
 ENV PATH=/opt/venv/bin:$PATH \
     DSPARK_CACHE=/cache \
     HF_HOME=/cache/huggingface \
+    TRITON_CACHE_DIR=/cache/triton \
     DSPARK__SERVER__HOST=0.0.0.0 \
     DSPARK__SERVER__PORT=8000 \
     NVIDIA_VISIBLE_DEVICES=all \

@@ -6,7 +6,7 @@ import torch
 
 from draft import Proposer
 from engine.api import Request, SamplingParams
-from engine.batch import build_batch, build_block_request
+from engine.batch import batch_of_rows, build_batch, build_block_request
 from engine.draws import plan_draws
 from engine.plan import SequenceStep, StepPlan
 from engine.sequence import SequenceState
@@ -26,6 +26,7 @@ _EVERYTHING = SamplingParams(
     prompt_logprobs_from=0,
 )
 _NOTHING = SamplingParams(max_new_tokens=1 << 20)
+_TAIL_ROWS, _TAIL_KEYS = 64, 1024  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,18 @@ class LargestStep:
         verify_step(plan, batch, block, output.logits, draws, options)
         if proposer.block_size > 0:
             proposer.write_context(output.aux_hidden, batch.positions, batch.slot_mapping)
+
+    def run_tail(self, target: Target, *, max_len: int, device: torch.device) -> None:
+        """The end of a prompt whose beginning is there already, as a conversation's next turn is.
+
+        Attention cuts up the keys of few rows that see many, by a kernel that nothing else here
+        needs. It is built now, or for the first who waits for it. max_len: of the target, tokens.
+        """
+        stop = min(_TAIL_KEYS, max_len)
+        ids = torch.zeros(stop, dtype=torch.long, device=device)
+        table = [0] * -(-stop // self.page_size)
+        rows = ids, table, max(0, stop - _TAIL_ROWS), stop
+        target.forward(batch_of_rows([rows], page_size=self.page_size))
 
     def _sequence(self, length: int, num_prompt: int, params: SamplingParams) -> SequenceState:
         return SequenceState(

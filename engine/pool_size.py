@@ -218,6 +218,8 @@ def _measure_step(
         ) from error
     torch.cuda.synchronize(device)
     peak: int = torch.cuda.max_memory_allocated(device) - before
+    if chunk_tokens:
+        step.run_tail(runner, max_len=target.max_len, device=device)
     del pool, runner, proposer
     torch.cuda.empty_cache()
     return peak

@@ -102,7 +102,8 @@ def test_the_user_is_not_root_and_owns_the_cache() -> None:
     assert user != "root"
     assert any(f"useradd --create-home --uid 1000 {user}" in run for run in arguments("RUN"))
     assert arguments("VOLUME") == [environment()["DSPARK_CACHE"]]
-    assert environment()["HF_HOME"].startswith(environment()["DSPARK_CACHE"])
+    for name in ("HF_HOME", "TRITON_CACHE_DIR"):
+        assert environment()[name].startswith(environment()["DSPARK_CACHE"])
 
 
 def test_the_port_is_one_everywhere_and_open_to_the_outside() -> None:

@@ -104,6 +104,31 @@ def test_without_a_draft_it_is_a_row_of_everybody() -> None:
     assert (seen["blocks"], seen["writes"]) == ([], [])
 
 
+def test_a_prompts_end_behind_a_long_context_is_tried_as_well(draft_folder: Path) -> None:
+    built = tiny_engine(draft_folder=draft_folder, native_kernels="off")
+    seen: list[tuple[Any, Any]] = []
+    forward = TargetModel.forward
+
+    def noted(self: Any, batch: Any) -> Any:
+        seen.append((batch.query_lens, batch.kv_lens))
+        return forward(self, batch)
+
+    with torch.inference_mode(), patch.object(TargetModel, "forward", noted):
+        for max_len in (160, 5000, 40):
+            largest(speculates=True).run_tail(built.runner, max_len=max_len, device=CPU)
+    assert seen == [((64,), (160,)), ((64,), (1024,)), ((40,), (40,))]
+
+
+def test_a_prompts_end_has_its_keys_cut_up_where_few_programs_would_see_them_all() -> None:
+    """Which is the kernel that no largest step and no recorded window runs."""
+    num_splits = pytest.importorskip("kv_pool.attention.triton_kernels").num_splits
+    for num_heads, num_kv_heads in ((32, 8), (40, 8), (16, 16)):
+        queries = 64 // (num_heads // num_kv_heads)
+        tiles = -(-64 // queries)
+        assert num_splits(tiles * num_kv_heads, 1024, None) > 1
+        assert num_splits(-(-1024 // queries) * num_kv_heads, 1024, None) == 1
+
+
 def test_distributions_of_many_sequences_never_exist_at_the_same_time(draft_folder: Path) -> None:
     built = tiny_engine(
         draft_folder=draft_folder, max_running_requests=40, num_pages=600, native_kernels="off"
