@@ -28,6 +28,7 @@ from engine.draft_loading import LoadedDraft, load_draft
 from engine.draft_precision import choose_precision
 from engine.draft_trials import explain_collapse
 from engine.engine import Engine
+from engine.fused_norms import fuse_norms
 from engine.graphs.building import Graphs, record_graphs
 from engine.graphs.building import Limits as GraphLimits
 from engine.graphs.scratch import ScratchPage
@@ -146,6 +147,8 @@ def wire_engine(
     reference = ask_alone(
         target.model, probe=probe, tap_layers=tap_layers, vocab_size=target.vocab_size
     )
+    if device.type == "cuda":
+        fuse_norms(target.model)
     native, reason = _prepare_native(config, target, draft, device)
     acceleration = acceleration or choose_acceleration(config, device)
     if draft is not None:

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from draft import LinearFunction, widening_linear
+from engine.fused_norms import norms_as_loaded
 from engine.int8_linear import Int8Linear, Int8Product, product_by_pytorch
 from engine.native.compiling import Kernels
 
@@ -87,7 +88,8 @@ def speed_up(
 
 @contextmanager
 def as_loaded(module: nn.Module) -> Iterator[None]:
-    """Within the block PyTorch computes every layer's product; afterwards as before."""
+    """Within the block PyTorch computes every layer's product, and norms as they were loaded;
+    afterwards as before."""
     others = [
         (layer, layer.__dict__["forward"])
         for layer in module.modules()
@@ -99,7 +101,8 @@ def as_loaded(module: nn.Module) -> Iterator[None]:
     for quantised, _ in narrow:
         quantised.product = product_by_pytorch
     try:
-        yield
+        with norms_as_loaded(module):
+            yield
     finally:
         for quantised, product in narrow:
             quantised.product = product
