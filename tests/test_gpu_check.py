@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,10 +15,13 @@ import torch
 from benchmarks import gpu_check
 from benchmarks.gpu import checks
 from benchmarks.gpu.aims import aims
+from benchmarks.gpu.replays import graphs
 from benchmarks.gpu.results import Check, Found, Row, Table, kept, table
 from benchmarks.gpu.sections import SECTIONS
 from benchmarks.gpu.timing import Stopwatch, in_turns
 from benchmarks.gpu_check import main
+from draft import BlockRequest, DraftBlock
+from engine.graphs import GraphedProposer
 from kv_pool import ReferenceAttention
 from kv_pool.attention.flashinfer import FlashInferAttention
 from kv_pool.attention.flashinfer_workspace import Workspace
@@ -171,6 +175,23 @@ def test_aims_are_told_from_what_was_measured() -> None:
     (told,) = aims(tables)
     assert [row["found"] for row in told.rows] == [5.0, 1.25]
     assert list(aims({})) == []
+
+
+def test_a_draft_that_replays_something_else_fails_a_check_though_no_text_would_show_it() -> None:
+    propose = GraphedProposer.propose
+
+    def stale(self: GraphedProposer, request: BlockRequest) -> DraftBlock:
+        """As if the anchors had never been staged."""
+        return propose(self, replace(request, anchor_ids=torch.zeros_like(request.anchor_ids)))
+
+    with patch.object(GraphedProposer, "propose", stale):
+        found = [check for check in graphs(CPU, True) if isinstance(check, Check)]
+    passed = {check.name: check.passed for check in found}
+    assert passed == {
+        "graphs against eager, torch.float32": True,
+        "draft graphs against eager, greedy, torch.float32": False,
+        "draft graphs against eager, drawn, torch.float32": False,
+    }
 
 
 def test_flashinfer_is_checked_where_it_is_there() -> None:

@@ -14,12 +14,11 @@ from benchmarks.gpu.engines import (
 from benchmarks.gpu.pairs import SMALL, TINY, Pair, make_pair
 from benchmarks.gpu.results import Check, Found
 from draft import ContextKernel, ContextKVMode, ContextKVWriter
-from engine.batch import batch_of_rows
 from engine.identity import generate_reference
 from kv_pool import AttentionBackend, KVPool, ReferenceAttention
 
-_TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
-_PAGE_SIZE = 16
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+PAGE_SIZE = 16
 
 
 def triton_attention(device: torch.device, tiny: bool) -> Found:
@@ -27,7 +26,7 @@ def triton_attention(device: torch.device, tiny: bool) -> Found:
     if device.type == "cuda" or interprets_triton():
         from kv_pool.attention.triton_attention import TritonAttention
 
-        backend = TritonAttention(page_size=_PAGE_SIZE, device=device)
+        backend = TritonAttention(page_size=PAGE_SIZE, device=device)
         yield from _attention("triton", backend, device, tiny=tiny)
     else:
         yield Check("attention by triton", True, "not there: no CUDA device and no interpreter")
@@ -37,7 +36,7 @@ def flashinfer_attention(device: torch.device, tiny: bool) -> Found:
     """Where it is installed. Its kernels may have to be built, so it comes last."""
     try:
         make = acceleration_of(device, attention_backend="flashinfer").make_attention
-        backend = make(_PAGE_SIZE)
+        backend = make(PAGE_SIZE)
     except Exception as error:
         yield Check("attention by flashinfer", True, f"not there: {error}")
         return
@@ -46,13 +45,13 @@ def flashinfer_attention(device: torch.device, tiny: bool) -> Found:
 
 def _attention(name: str, backend: AttentionBackend, device: torch.device, *, tiny: bool) -> Found:
     """Heads as in the released pair; in bfloat16, which serves, and else where it is cheap."""
-    dtypes = [torch.bfloat16] if name == "flashinfer" else list(_TOLERANCE)
+    dtypes = [torch.bfloat16] if name == "flashinfer" else list(TOLERANCE)
     for dtype in dtypes:
         for causal in (True, False):
             worst = _attention_difference(backend, device, dtype, causal=causal, tiny=tiny)
             yield Check(
                 f"attention by {name}, {dtype}, {'causal' if causal else 'not causal'}",
-                worst <= 2 * _TOLERANCE[dtype],
+                worst <= 2 * TOLERANCE[dtype],
                 f"largest difference {worst:.1e}",
             )
 
@@ -71,7 +70,7 @@ def _attention_difference(
         query_lens, kv_lens = [8, 1], [30, 20]
     tables, at = [], 0
     for kv_len in kv_lens:
-        count = -(-kv_len // _PAGE_SIZE)
+        count = -(-kv_len // PAGE_SIZE)
         tables.append(list(range(at, at + count))[::-1])
         at += count
     generator = torch.Generator(device).manual_seed(0)
@@ -80,14 +79,14 @@ def _attention_difference(
         return torch.randn(size, generator=generator, device=device).to(dtype)
 
     query = noise(sum(query_lens), num_heads, head_dim)
-    keys, values = (noise(at * _PAGE_SIZE, num_kv_heads, head_dim) for _ in range(2))
+    keys, values = (noise(at * PAGE_SIZE, num_kv_heads, head_dim) for _ in range(2))
     found, expected = (
         each.plan(query_lens=query_lens, kv_lens=kv_lens, page_tables=tables, causal=causal).attend(
             query.to(kind), keys.to(kind), values.to(kind), scale=head_dim**-0.5
         )
         for each, kind in (
             (backend, dtype),
-            (ReferenceAttention(page_size=_PAGE_SIZE, device=device), torch.float32),
+            (ReferenceAttention(page_size=PAGE_SIZE, device=device), torch.float32),
         )
     )
     return float((found.float() - expected.float()).abs().max())
@@ -97,7 +96,7 @@ def context(device: torch.device, tiny: bool) -> Found:
     """Stacked and fused context keys and values against those written layer by layer."""
     shape = TINY if tiny else SMALL
     kernel = context_kernel_of(device)
-    for dtype, tolerance in _TOLERANCE.items():
+    for dtype, tolerance in TOLERANCE.items():
         pair = make_pair(shape, dtype=dtype, device=device, max_len=256)
         for name, chosen in (("stacked", None), ("fused", kernel)):
             if name == "fused" and chosen is None:
@@ -127,7 +126,7 @@ def _context_difference(pair: Pair, kernel: ContextKernel | None, device: torch.
         return torch.stack([pool.draft_keys, pool.draft_values]).float()
 
     found, expected = written("on", kernel), written("off", None)
-    allowed = _TOLERANCE[dtype] * (1 + expected.abs())
+    allowed = TOLERANCE[dtype] * (1 + expected.abs())
     return float(((found - expected).abs() / allowed).max())
 
 
@@ -135,45 +134,13 @@ def draft_pool(pair: Pair, num_pages: int, device: torch.device) -> KVPool:
     """Room for context alone."""
     return KVPool(
         num_pages=num_pages,
-        page_size=_PAGE_SIZE,
+        page_size=PAGE_SIZE,
         target_shapes=(),
         target_dtype=pair.target.dtype,
         num_draft_layers=pair.draft.config.num_layers,
         draft_shape=pair.draft.config.kv_shape,
         device=device,
     )
-
-
-def graphs(device: torch.device, tiny: bool) -> Found:
-    """Logits and taps of a replayed pass against those of an eager one, full windows and short."""
-    shape = TINY if tiny else SMALL
-    dtypes = [torch.float32] if tiny else [torch.float32, torch.bfloat16]
-    for dtype in dtypes:
-        pair = make_pair(shape, dtype=dtype, device=device, max_len=256)
-        found, told = _windows(pair, device, graphs="auto")
-        expected, _ = _windows(pair, device, graphs="off")
-        worst = max(
-            float((a.float() - b.float()).abs().max() / b.float().abs().max())
-            for a, b in zip(found, expected, strict=True)
-        )
-        right = told is None and worst <= 3 * _TOLERANCE[dtype]
-        detail = f"{worst:.1e} of the largest" if told is None else f"no graphs: {told}"
-        yield Check(f"graphs against eager, {dtype}", right, detail)
-
-
-@torch.inference_mode()
-def _windows(pair: Pair, device: torch.device, *, graphs: str) -> tuple[list[Tensor], object]:
-    """Logits and taps of two windows behind two prompts; and why there are no graphs, if so."""
-    built = engine_of(pair, device, graphs=graphs, num_pages=16, max_running_requests=4)
-    ids = torch.arange(40, device=device) * 7919 % pair.target.vocab_size
-    tables = [[0, 2, 4], [1, 3, 5]]
-    width = built.proposer.block_size + 1
-    prompts = [(ids, tables[0], 0, 20), (ids.flip(0), tables[1], 0, 25)]
-    built.runner.forward(batch_of_rows(prompts, page_size=_PAGE_SIZE))
-    windows = [(ids, tables[0], 20, 20 + width), (ids.flip(0), tables[1], 25, 25 + width - 3)]
-    output = built.runner.forward(batch_of_rows(windows, page_size=_PAGE_SIZE))
-    told = built.engine.info.details["graphs"]
-    return [output.logits.clone(), output.aux_hidden.clone()], told["reason"]  # type: ignore[index]
 
 
 def texts(device: torch.device, tiny: bool) -> Found:

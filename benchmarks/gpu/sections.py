@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from benchmarks.gpu import checks, measures
+from benchmarks.gpu import checks, measures, replays
 from benchmarks.gpu.results import Found
 
 Section = Callable[[torch.device, bool], Found]  # the device; whether in small
@@ -12,7 +12,7 @@ Section = Callable[[torch.device, bool], Found]  # the device; whether in small
 SECTIONS: Mapping[str, Section] = {
     "triton": checks.triton_attention,
     "context": checks.context,
-    "graphs": checks.graphs,
+    "graphs": replays.graphs,
     "texts": checks.texts,
     "writes": measures.writes,
     "speculation": measures.speculation,
