@@ -183,6 +183,7 @@ def _measure_step(
     nonsense, what it needs is not. Raises LoadError where it does not fit beside the weights.
     """
     block_size = draft.config.block_size if draft is not None else 0
+    chunk_tokens = min(chunk_tokens, target.max_len)  # no position lies beyond
     step = LargestStep(
         max_running=config.max_running_requests,
         num_draft_tokens=resolve_num_draft_tokens(config, block_size),

@@ -1,6 +1,7 @@
 """The pool on a device with memory of its own: what is left when everything else has its place."""
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -98,24 +99,44 @@ def test_pages_that_leave_a_step_no_memory_are_refused_at_start(
         planned(draft_folder, num_pages=most + 1, graphs=graphs)
 
 
-def test_a_step_that_does_not_fit_beside_the_weights_is_told_as_such(draft_folder: Path) -> None:
-    target = tiny_target()
+def measured(draft_folder: Path, **settings: object) -> int:
+    """The real measurement of a step, on a device that only counts no bytes."""
+    target = tiny_target(max_len=100)
     target.model.set_attn_implementation(attention_hook.IMPLEMENTATION)  # type: ignore[operator]
-    nothing = {name: lambda *_: 0 for name in ("synchronize", "reset_peak_memory_stats")}
-    with (
-        patch.multiple(torch.cuda, memory_allocated=lambda *_: 0, **nothing),
-        patch.object(LargestStep, "run", side_effect=torch.OutOfMemoryError),
-        pytest.raises(LoadError, match="a step of 6 sequences and 64 prompt tokens does not fit"),
-    ):
-        pool_size._measure_step(
+    names = "synchronize", "reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"
+    with patch.multiple(torch.cuda, **{name: lambda *_: 0 for name in names}):
+        return pool_size._measure_step(
             EngineConfig(target="tiny", draft="d", page_size=4, max_running_requests=6),
             target,
             load_tiny_draft(draft_folder, target),
             [KVShape(2, 16, 16)] * LAYERS,
             FixedReference(page_size=4, device=CPU),
             CPU,
-            chunk_tokens=64,
+            **settings,  # type: ignore[arg-type]
         )
+
+
+def test_a_step_that_does_not_fit_beside_the_weights_is_told_as_such(draft_folder: Path) -> None:
+    with (
+        patch.object(LargestStep, "run", side_effect=torch.OutOfMemoryError),
+        pytest.raises(LoadError, match="a step of 6 sequences and 64 prompt tokens does not fit"),
+    ):
+        measured(draft_folder, chunk_tokens=64)
+
+
+@pytest.mark.parametrize("chunk_tokens", [0, 64, 100, 512])
+def test_a_chunk_is_no_longer_than_a_request_may_be(draft_folder: Path, chunk_tokens: int) -> None:
+    """Beyond that the draft has no rotary factors, and a GPU would stop at once."""
+    chunks: list[int] = []
+    run = LargestStep.run
+
+    def noted(self: LargestStep, *models: Any, **options: Any) -> None:
+        chunks.append(self.chunk_tokens)
+        run(self, *models, **options)
+
+    with patch.object(LargestStep, "run", noted):
+        measured(draft_folder, chunk_tokens=chunk_tokens)
+    assert chunks == [min(chunk_tokens, 100)]
 
 
 def test_a_device_that_is_full_is_refused_with_numbers(draft_folder: Path) -> None:
