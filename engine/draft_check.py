@@ -79,16 +79,18 @@ def _attention_problem(network: DSparkNetwork, acceleration: Acceleration) -> st
 
 
 def _kernel_problem(network: DSparkNetwork, kernel: ContextKernel) -> str | None:
-    num_tokens, device = sum(CONTEXTS), network.norm.weight.device
+    _, _, lengths = _noise(network)  # a short request's draft has few positions
+    num_tokens, device = sum(lengths), network.norm.weight.device
     generator = torch.Generator(device).manual_seed(0)
     size = num_tokens, network.config.aux_size
     aux_hidden = torch.randn(size, generator=generator, device=device).to(network.dtype)
+    positions = torch.arange(num_tokens, device=device) % max(lengths)
 
     def written(mode: ContextKVMode, chosen: ContextKernel | None) -> Tensor:
         pool, _, _ = _noise(network)
         slots = torch.arange(num_tokens, device=device).flip(0)
         writer = ContextKVWriter(network=network, pool=pool, mode=mode, kernel=chosen)
-        writer.write(aux_hidden, torch.arange(num_tokens, device=device) % CONTEXTS[-1], slots)
+        writer.write(aux_hidden, positions, slots)
         return torch.stack([pool.draft_keys, pool.draft_values])
 
     try:

@@ -81,6 +81,28 @@ def test_what_agrees_is_kept(network: DSparkNetwork) -> None:
     assert check_acceleration(network, offered, device=CPU) is offered
 
 
+@pytest.mark.parametrize("max_len", [6, 20, 40])
+def test_short_requests_are_checked_within_their_positions(
+    draft_folder: Path, max_len: int
+) -> None:
+    network = load_tiny_draft(draft_folder, tiny_target(max_len=max_len)).network
+    table, pool_slots = network.attentions[0].rotary.num_positions, list[int]()
+
+    class Watching(Fused):
+        def write(self, *given: Any) -> bool:
+            *_, pool, _, positions, slots = given
+            assert len(positions) > 0
+            assert int(positions.max()) < table, "a GPU would stop at once"
+            assert int(slots.max()) < pool.num_slots
+            pool_slots.append(pool.num_slots)
+            return False
+
+    checked = check_acceleration(network, offering(context_kernel=Watching()), device=CPU)
+    assert checked.context_kernel is not None
+    assert checked.context_reason is None
+    assert pool_slots
+
+
 @pytest.mark.parametrize(
     ("attention", "problem"),
     [(BreaksOnBlocks, "no kernel for this block"), (Causal, "it differs by")],
