@@ -1,6 +1,8 @@
 """FlashInfer is planned with arrays that mean the batch, once a step, and only for what it does."""
 
 import logging
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -214,6 +216,13 @@ def test_minutes_of_building_kernels_are_told(
             attend(rig.plan(batch, Options()), batch, Options())
     (told,) = [record.getMessage() for record in caplog.records]
     assert told == "flashinfer built its kernels for heads of 64 in torch.float16 in 93 s"
+
+
+def test_the_extra_installs_the_versions_that_its_calls_were_written_against() -> None:
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    (wanted,) = tomllib.loads(text)["project"]["optional-dependencies"]["cuda"]
+    assert wanted.partition(";")[0] == "flashinfer-python>=0.6,<0.8"
+    assert "FlashInfer 0.6 and 0.7" in (flashinfer.__doc__ or "")
 
 
 def test_graphs_can_hold_it() -> None:
