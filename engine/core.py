@@ -60,8 +60,8 @@ class EngineCore:
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[TokenEvent]:
         """Run the target once over the next plan; what became final, in events.
 
-        meanwhile is the host's other work. It is done while a device that computes by itself is
-        at the target's pass, and not at all when there is nothing to compute.
+        meanwhile is the host's other work. It is done when a device that computes by itself has
+        all of the step before it, and not at all when there is nothing to compute.
         """
         with self._metrics.stage("plan"):
             plan = self._scheduler.plan()
@@ -75,8 +75,7 @@ class EngineCore:
             batch = build_batch(plan, block, device=self._device)
             output = self._target.forward(batch)
             options = StepOptions.of(plan, vocab_size=self._target.vocab_size, device=self._device)
-            meanwhile()
-            results = verify_step(plan, batch, block, output.logits, draws, options)
+            results = verify_step(plan, batch, block, output.logits, draws, options, meanwhile)
         with self._metrics.stage("commit"):
             committed = self._scheduler.commit(plan, results)
             if self._recorder is not None:

@@ -51,6 +51,11 @@ class Processing:
         """Rows changed, counted once for each processor that changes them."""
         return sum(processor.num_rows for processor in self.processors)
 
+    @property
+    def waits(self) -> bool:
+        """Whether a processor reads the drafts on the host, and so waits for the device."""
+        return any(isinstance(processor, RowMasks) for processor in self.processors)
+
     def scores(
         self, logits: Float[Tensor, "R V"], draft_ids: Int[Tensor, "Bs K"]
     ) -> Float[Tensor, "R V"]:

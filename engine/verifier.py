@@ -1,5 +1,6 @@
 """Drafts and logits in, new tokens out: one verdict for a whole step."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -59,27 +60,42 @@ def verify_step(
     logits: Float[Tensor, "R V"],
     draws: Draws | None,
     options: StepOptions,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> list[RoundResult]:
     """Decide every sampling share. The one place of a step where the host waits for the device.
 
     Both rules judge by the processed logits, so p is what the request asked for; q is what the
     draft was drawn from, which knows nothing of the options but the temperature.
+
+    meanwhile is called once, as late as it can be before the host waits: whatever the device is to
+    do is on it by then, so that other threads may have the interpreter.
     """
     asked = options.logprobs
     if not plan.sampling and asked is None:
+        meanwhile()
         return []
+    if options.processing.waits:
+        meanwhile()
+        meanwhile = _nothing
     windows = logits[: sum(share.num_logit_rows for share in plan.sampling)]
     kept = asked.keep(logits) if asked is not None else None
     verdict = _decide(batch, block, windows, draws, options)
     said_ids = torch.cat([batch.draft_ids, verdict.bonus_ids[:, None]], dim=1)  # (Bs, K+1)
     said_ids.scatter_(1, verdict.num_accepted[:, None], verdict.bonus_ids[:, None])
     if asked is None or kept is None:
+        meanwhile()
         new_ids = _new_ids(*download([verdict.num_accepted, said_ids]))
         return [RoundResult(s, ids) for s, ids in zip(plan.sampling, new_ids, strict=True)]
+    told = asked.tell_windows(kept, said_ids)
+    meanwhile()
     num_accepted, ids, of_windows, of_prompts = download(
-        [verdict.num_accepted, said_ids, asked.tell_windows(kept, said_ids), kept.prompts]
+        [verdict.num_accepted, said_ids, told, kept.prompts]
     )
     return _told_results(plan, _new_ids(num_accepted, ids), asked, of_windows, of_prompts)
+
+
+def _nothing() -> None:
+    """For what has been done."""
 
 
 def _new_ids(num_accepted: FloatArray, said_ids: FloatArray) -> list[tuple[int, ...]]:

@@ -20,6 +20,7 @@ from engine import (
     verifier,
 )
 from engine.api import SpeculationStats
+from engine.row_masks import EVERYTHING
 from engine.target import TargetModel
 from engine.worker import EngineWorker, _Stream
 from tests.engine.tiny_models import tiny_engine, write_tiny_draft
@@ -171,29 +172,52 @@ def test_the_last_word_is_not_kept_when_everybody_else_leaves() -> None:
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-def test_other_work_is_done_between_the_launch_of_a_pass_and_the_wait_for_it(
-    tmp_path: Path,
+class Everything:
+    """A row mask that allows every token."""
+
+    def fill(self, draft_ids: Any, words: Any) -> None:
+        words[:] = EVERYTHING
+
+    def commit(self, token_id: int) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("params", "is_masked", "expected"),
+    [
+        ({}, False, ["launch", "decide", "meanwhile", "wait"]),
+        ({"num_logprobs": 2}, False, ["launch", "decide", "meanwhile", "wait"]),
+        # Here the host waits for the drafts in order to decide.
+        ({}, True, ["launch", "meanwhile", "decide", "wait"]),
+    ],
+    ids=["plain", "log probabilities", "mask"],
+)
+def test_other_work_is_done_when_all_is_launched_and_the_host_would_wait(
+    params: dict[str, Any], is_masked: bool, expected: list[str], tmp_path: Path
 ) -> None:
     log: list[str] = []
-    forward, download = TargetModel.forward, verifier.download
+    forward, decide, download = TargetModel.forward, verifier._decide, verifier.download
 
-    def launched(self: TargetModel, batch: Any) -> Any:
-        log.append("launch")
-        return forward(self, batch)
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            log.append(name)
+            return function(*args)
 
-    def waited(tensors: Any) -> Any:
-        log.append("wait")
-        return download(tensors)
+        return call
 
-    built = tiny_engine(draft_folder=write_tiny_draft(tmp_path))
+    built = tiny_engine(draft_folder=write_tiny_draft(tmp_path), prefill_chunk_tokens=2)
     with (
         torch.inference_mode(),
-        patch.object(TargetModel, "forward", launched),
-        patch.object(verifier, "download", waited),
+        patch.object(TargetModel, "forward", noted("launch", forward)),
+        patch.object(verifier, "_decide", noted("decide", decide)),
+        patch.object(verifier, "download", noted("wait", download)),
     ):
-        built.engine.add(Request("a", (5, 9, 3), SamplingParams(max_new_tokens=6)))
+        mask = Everything() if is_masked else None
+        asked = SamplingParams(max_new_tokens=6, **params)
+        built.engine.add(Request("a", (5, 9, 3), asked, row_mask=mask))
         while not built.engine.is_idle:
             built.engine.step(meanwhile=lambda: log.append("meanwhile"))
         built.engine.step(meanwhile=lambda: log.append("nothing to compute"))
-    assert log[:3] == ["launch", "meanwhile", "wait"]
-    assert log == log[:3] * (len(log) // 3)
+    assert log[:2] == ["launch", "meanwhile"], "a chunk of a prompt says nothing"
+    assert log[2:6] == expected
+    assert log[2:] == expected * (len(log[2:]) // 4)
