@@ -5,11 +5,14 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from torch.autograd import DeviceType
 
 from engine import Request, SamplingParams
 from engine.build import load_engine
 from engine.config import EngineConfig
 from engine.driving import drive
+from engine.fused_norms import fuse_norms
+from engine.graphs import CudaRecorder, Recording
 from tests.engine.running import generate_alone, prompts
 from tests.engine.tiny_models import VOCAB, tiny_model, tiny_target, write_tiny_draft
 
@@ -80,3 +83,35 @@ def test_bfloat16_sizes_its_pool_by_the_devices_memory_and_ends_every_request(
     runs = drive(built.engine, requests, concurrency=6)
     assert all(run.finish is not None for run in runs)
     assert built.engine.snapshot().num_used_pages == 0
+
+
+def test_a_replay_reads_its_own_memory_whatever_is_allocated_after_the_recording() -> None:
+    device = torch.device("cuda")
+    x = torch.tensor([1.0, 2.0, 3.0], device=device)
+
+    def record_over_rows_of_its_own() -> Recording[torch.Tensor]:
+        rows = torch.tensor([2, 0], device=device)
+        return CudaRecorder(device).record(lambda: x[rows] * 2)
+
+    recording = record_over_rows_of_its_own()
+    others = [torch.ones(2, dtype=torch.long, device=device) for _ in range(256)]
+    recording.replay()
+    assert recording.outputs.tolist() == [6.0, 2.0]
+    assert len(others) == 256
+
+
+def test_the_norms_of_a_target_are_one_kernel_each() -> None:
+    model = tiny_model("qwen3").to("cuda", torch.bfloat16)
+    ids = torch.arange(20, device="cuda")[None]
+
+    def kernels() -> int:
+        with torch.inference_mode(), torch.profiler.profile() as profile:
+            model(input_ids=ids, use_cache=False)
+            torch.cuda.synchronize()
+        return sum(event.device_type == DeviceType.CUDA for event in profile.events() or ())
+
+    kernels()
+    written_out = kernels()
+    num_norms = fuse_norms(model)
+    assert num_norms > 0
+    assert kernels() <= written_out - 6 * num_norms
