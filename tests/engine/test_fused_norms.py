@@ -102,6 +102,14 @@ def test_a_weight_that_changes_is_seen() -> None:
     torch.testing.assert_close(logits_of(model), 2 * before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_large_weights_and_wide_rows_are_no_obstacle(dtype: torch.dtype) -> None:
+    norm = tiny_model("qwen3").get_submodule("model.norm")
+    wide = type(norm)(5120).to(dtype)
+    wide.weight.data = 100 * torch.randn(5120, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert fuse_norms(wide) == 1
+
+
 def test_a_module_that_only_looks_like_one_stays_as_it_is() -> None:
     class OddRMSNorm(nn.Module):
         def __init__(self) -> None:
