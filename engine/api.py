@@ -1,6 +1,7 @@
 """The engine's face: what goes in, what comes out. Importing it loads no torch."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Protocol
@@ -168,6 +169,7 @@ class TokenEvent:
     finish: Finish | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    at: float = field(default_factory=time.perf_counter, compare=False)  # when it was committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +234,14 @@ class EngineClient(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
-    def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
-        """Stream a request to its one event with a finish. Closing early cancels it.
+    async def generate(
+        self, request: Request, hear: Callable[[TokenEvent], None], *, in_parts: bool = True
+    ) -> None:
+        """Run a request to its end; `hear` gets its events, the last of them with a finish.
+
+        It is called in this event loop, once for each event as it happens, or with in_parts
+        false for all of them at the end: then nobody is woken meanwhile. Cancelling the call
+        cancels the request, and so does what `hear` raises, which is raised here.
 
         Raises RequestRejected, EngineBusy or EngineDraining before the first event, and
         EngineDead at any time.

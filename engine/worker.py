@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
@@ -24,29 +24,10 @@ from engine.api import (
 )
 from engine.engine import Engine
 from engine.errors import EngineDead, EngineDraining, EngineError
+from engine.telling import Listener, Telling
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-class _Stream:
-    """Events of one request on their way from the engine's thread to a caller's loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._items: asyncio.Queue[TokenEvent | EngineError] = asyncio.Queue()
-
-    def put(self, item: TokenEvent | EngineError) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
-        except RuntimeError:
-            logger.debug("a caller's event loop is gone; its event is dropped")
-
-    async def get(self) -> TokenEvent:
-        item = await self._items.get()
-        if isinstance(item, EngineError):
-            raise item
-        return item
 
 
 class EngineWorker:
@@ -81,8 +62,8 @@ class EngineWorker:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._tells_late = tells_late
         # Both are touched by the engine's thread alone.
-        self._streams: dict[str, _Stream] = {}
-        self._untold: list[tuple[_Stream, TokenEvent]] = []  # events of the latest step, in order
+        self._listeners: dict[str, Listener] = {}  # by request id
+        self._telling = Telling()
         self._snapshot = engine.snapshot()
         self._progress_at = time.monotonic()
         self._death: EngineDead | None = None
@@ -98,21 +79,20 @@ class EngineWorker:
     def is_healthy(self) -> bool:
         return self._death is None
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(
+        self, request: Request, hear: Callable[[TokenEvent], None], *, in_parts: bool = True
+    ) -> None:
         if self._is_draining:
             raise EngineDraining("the server is shutting down and takes no new requests")
-        stream = _Stream()
-        admitted = self._post(partial(self._admit, request, stream))
-        is_over = False
+        listener = Listener(hear, in_parts=in_parts)
+        admitted = self._post(partial(self._admit, request, listener))
         try:
             await admitted
-            while not is_over:
-                event = await stream.get()
-                is_over = event.finish is not None
-                yield event
+            await listener.until_over()
         finally:
-            if not is_over:
-                self._inbox.put(partial(self._forget, request.request_id, stream))
+            listener.close()
+            if not listener.is_over:
+                self._inbox.put(partial(self._forget, request.request_id, listener))
 
     async def is_queued(self, request_id: str) -> bool:
         return await self._post(partial(self._engine.is_queued, request_id))
@@ -181,22 +161,16 @@ class EngineWorker:
     def _step(self) -> None:
         if self._engine.is_idle:
             return
-        events = self._engine.step(meanwhile=self._tell)
+        events = self._engine.step(meanwhile=self._telling.tell)
         self._note_progress()
         for event in events:
-            stream = self._streams.get(event.request_id)
-            if stream is not None:
-                self._untold.append((stream, event))
+            listener = self._listeners.get(event.request_id)
+            if listener is not None:
+                self._telling.add(listener, event)
             if event.finish is not None:
-                self._streams.pop(event.request_id, None)
+                self._listeners.pop(event.request_id, None)
         if not (self._tells_late and events) or self._engine.is_idle:
-            self._tell()
-
-    def _tell(self) -> None:
-        """Send on what has happened so far."""
-        for stream, event in self._untold:
-            stream.put(event)
-        self._untold.clear()
+            self._telling.tell()
 
     def _note_progress(self) -> None:
         self._snapshot = self._engine.snapshot()
@@ -206,28 +180,30 @@ class EngineWorker:
 
     def _handle_inbox(self, *, wait: bool) -> None:
         if wait:
-            self._tell()  # nothing computes that could be told meanwhile
+            self._telling.tell()  # nothing computes that could be told meanwhile
             idle_since = time.monotonic()
             call = self._inbox.get()
             self._engine.record_idle(time.monotonic() - idle_since)
             call()
             self._progress_at = time.monotonic()  # waiting for work is not a stall
+        elif self._inbox.empty():
+            return
         while not self._inbox.empty():
             self._inbox.get()()
         self._snapshot = self._engine.snapshot()
 
-    def _admit(self, request: Request, stream: _Stream) -> None:
+    def _admit(self, request: Request, listener: Listener) -> None:
         self._engine.add(request)
-        self._streams[request.request_id] = stream
+        self._listeners[request.request_id] = listener
 
-    def _forget(self, request_id: str, stream: _Stream) -> None:
+    def _forget(self, request_id: str, listener: Listener) -> None:
         """The caller is gone: end its request unless another one has the id by now."""
-        if self._streams.get(request_id) is stream:
-            del self._streams[request_id]
+        self._telling.forget(listener)
+        if self._listeners.get(request_id) is listener:
+            del self._listeners[request_id]
             self._engine.abort(request_id)
 
     def _abort(self, request_id: str | None) -> int:
-        self._tell()  # before the end that is put behind it
         ids = [request_id] if request_id is not None else self._engine.request_ids()
         found = 0
         for each in ids:
@@ -236,17 +212,18 @@ class EngineWorker:
                 continue
             found += 1
             assert finish.reason is FinishReason.ABORT
-            stream = self._streams.pop(each, None)
-            if stream is not None:
-                stream.put(TokenEvent(each, (), finish))
+            listener = self._listeners.pop(each, None)
+            if listener is not None:
+                self._telling.add(listener, TokenEvent(each, (), finish))
+        self._telling.tell()
         return found
 
     def _die(self, death: EngineDead) -> None:
         self._death = death
-        self._tell()
-        for stream in self._streams.values():
-            stream.put(death)
-        self._streams.clear()
+        for listener in self._listeners.values():
+            self._telling.add(listener, death)
+        self._telling.tell()
+        self._listeners.clear()
         while not self._inbox.empty():
             self._inbox.get()()
 

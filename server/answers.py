@@ -2,50 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
 from uuid import uuid4
 
-from engine import EngineClient, Finish, FinishReason, Request, TokenEvent, TokenLogprob
+from engine import EngineClient, Request
 from server.asking import Ask
 from server.deadlines import TimeLimits, in_time
-from server.errors import ApiError
+from server.deltas import Answer, Cut, Delta, answer_of, at_the_end, one_by_one, uncut
+from server.hearing import Hearing
 from server.inbox import Inbox, Silence
 from server.metrics import ServerMetrics
 from server.records import RequestRecord
 from server.stops import AnswerText, StopStrings, StopTable
 from server.text import IncrementalDecoder, TextCodec
 
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What an answer gained. The last one of an answer carries its finish.
-
-    Tokens may come without text, which is kept back while a character is unfinished or a stop
-    string may have begun, and text may come without tokens at the end. Log probabilities that were
-    asked for come with the tokens, one for each; those of the prompt with the first ones.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish: Finish | None
-    seconds: float  # since the prompt was handed to the engine
-    logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """All of it."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish: Finish
-    seconds: float
-    logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+Gains = list[tuple[int, Delta]]  # (index of the ask, what its answer gained), in order
+Deltas = AsyncGenerator[Gains | Silence, None]
 
 
 class Answers:
@@ -71,43 +44,56 @@ class Answers:
         return sum([await self._engine.abort(engine_id) for engine_id in ids])
 
     async def whole(self, asks: Sequence[Ask], *, record: RequestRecord) -> list[Answer]:
-        """The answers in the order of the asks. Raises as EngineClient.generate does."""
-        parts: list[list[Delta]] = [[] for _ in asks]
-        async with aclosing(self.deltas(asks, silence_s=None, record=record)) as deltas:
-            async for item in deltas:
-                assert not isinstance(item, Silence), "silence was not asked for"
-                index, delta = item
-                parts[index].append(delta)
-        return [_join(part) for part in parts]
+        """The answers in the order of the asks. Raises as EngineClient.generate does.
 
-    async def deltas(
+        Nobody is woken before one of them is complete.
+        """
+        answers: dict[int, Answer] = {}
+        following = self._follow_all(asks, at_the_end, record, silence_s=None, in_parts=False)
+        async with aclosing(following) as deltas:
+            async for gains in deltas:
+                assert not isinstance(gains, Silence), "silence was not asked for"
+                answers |= {index: answer_of(delta) for index, delta in gains}
+        return [answers[index] for index in range(len(asks))]
+
+    def deltas(
         self,
         asks: Sequence[Ask],
         *,
         silence_s: float | None,
         record: RequestRecord,
         token_by_token: bool = False,
-    ) -> AsyncGenerator[tuple[int, Delta] | Silence, None]:
-        """(index of the ask, what its answer gained), in the order in which it happens.
+    ) -> Deltas:
+        """What the answers gain, as it happens.
 
         Each answer that ends is added to the record. With token_by_token a delta has one token.
 
         When one fails, the others are cancelled and its error is raised.
         """
-        inbox: Inbox[tuple[int, Delta] | Exception] = Inbox(silence_s=silence_s)
+        cut = one_by_one if token_by_token else uncut
+        return self._follow_all(asks, lambda: cut, record, silence_s=silence_s, in_parts=True)
+
+    async def _follow_all(
+        self,
+        asks: Sequence[Ask],
+        new_cut: Callable[[], Cut],
+        record: RequestRecord,
+        *,
+        silence_s: float | None,
+        in_parts: bool,
+    ) -> Deltas:
+        inbox: Inbox[tuple[int, Delta]] = Inbox(silence_s=silence_s)
         tasks = [
-            asyncio.create_task(self._follow(i, self._answer(ask, token_by_token), inbox, record))
+            asyncio.create_task(self._follow(i, ask, new_cut(), inbox, record, in_parts=in_parts))
             for i, ask in enumerate(asks)
         ]
         num_open = len(tasks)
         try:
             while num_open:
-                item = await inbox.get()
-                if isinstance(item, Exception):
-                    raise item
-                if not isinstance(item, Silence):
-                    num_open -= item[1].finish is not None
-                yield item
+                gains = await inbox.get()
+                if not isinstance(gains, Silence):
+                    num_open -= sum(delta.finish is not None for _, delta in gains)
+                yield gains
         finally:
             inbox.close()
             for task in tasks:
@@ -117,27 +103,31 @@ class Answers:
     async def _follow(
         self,
         index: int,
-        answer: AsyncGenerator[Delta, None],
-        inbox: Inbox[tuple[int, Delta] | Exception],
+        ask: Ask,
+        cut: Cut,
+        inbox: Inbox[tuple[int, Delta]],
         record: RequestRecord,
+        *,
+        in_parts: bool,
     ) -> None:
         asked_at = time.time()
-        try:
-            async with aclosing(answer) as deltas:
-                async for delta in deltas:
-                    if delta.finish is not None:
-                        record.add(asked_at, delta.finish)
-                    inbox.put((index, delta))
-                    if delta.finish is not None:
-                        return
-            raise AssertionError(f"the engine ended answer {index} without saying how")
-        except Exception as error:
-            inbox.put(error)
 
-    async def _answer(self, ask: Ask, token_by_token: bool) -> AsyncGenerator[Delta, None]:
+        def tell(delta: Delta) -> None:
+            if delta.finish is not None:
+                record.add(asked_at, delta.finish)
+            inbox.put((index, delta))
+
+        try:
+            await self._answer(ask, cut, tell, in_parts=in_parts)
+        except Exception as error:
+            inbox.fail(error)
+
+    async def _answer(
+        self, ask: Ask, cut: Cut, tell: Callable[[Delta], None], *, in_parts: bool
+    ) -> None:
+        """Have the engine answer, and tell the deltas to the one with the finish."""
         table = StopTable(ask.stops)
         min_tokens = ask.params.min_new_tokens
-        answer = AnswerText(decoder=self._decoder(ask), table=table, min_tokens=min_tokens)
         mask = ask.grammar.mask(ignore_eos=ask.params.ignore_eos) if ask.grammar else None
         request = Request(
             request_id=uuid4().hex,
@@ -151,18 +141,22 @@ class Answers:
             row_mask=mask,
             choice=ask.choice,
         )
-        clock = self._metrics.clock()
+        hearing = Hearing(
+            ask,
+            text=AnswerText(decoder=self._decoder(ask), table=table, min_tokens=min_tokens),
+            mask=mask,
+            clock=self._metrics.clock(),
+            cut=cut,
+            tell=tell,
+        )
+
+        async def is_waiting() -> bool:
+            return not hearing.has_begun and await self._engine.is_queued(request.request_id)
+
         with self._named(request.request_id, ask.names):
-            async with aclosing(self._engine.generate(request)) as events:
-                echo = ask.echo
-                is_queued = partial(self._engine.is_queued, request.request_id)
-                async for event in in_time(events, self._limits, is_queued=is_queued):
-                    if ask.grammar and mask is not None and mask.error is not None:
-                        raise _lost_grammar(mask.error, field=ask.grammar.field)
-                    seconds = clock.saw(event)
-                    for part in _one_by_one(event) if token_by_token else (event,):
-                        yield _delta(part, answer, seconds, echo=echo)
-                        echo = ""
+            answering = self._engine.generate(request, hearing.hear, in_parts=in_parts)
+            await in_time(answering, self._limits, is_waiting=is_waiting)
+        assert hearing.is_over, f"the engine ended an answer to {ask.names} without saying how"
 
     def _decoder(self, ask: Ask) -> IncrementalDecoder:
         return self._text.decoder(
@@ -178,64 +172,3 @@ class Answers:
             yield
         finally:
             del self._running[engine_id]
-
-
-def _lost_grammar(why: str, *, field: str) -> ApiError:
-    return ApiError(
-        f"'{field}' could not be followed to its end: {why}",
-        param=field,
-        code="grammar_too_complex",
-    )
-
-
-def _one_by_one(event: TokenEvent) -> Iterator[TokenEvent]:
-    """The event as one for each of its tokens; the finish comes with the last."""
-    *others, last = range(max(1, len(event.token_ids)))
-    for i in others:
-        yield replace(
-            event,
-            token_ids=event.token_ids[i : i + 1],
-            finish=None,
-            logprobs=event.logprobs[i : i + 1],
-            prompt_logprobs=event.prompt_logprobs if i == 0 else (),
-        )
-    yield replace(
-        event,
-        token_ids=event.token_ids[last:],
-        logprobs=event.logprobs[last:],
-        prompt_logprobs=event.prompt_logprobs if last == 0 else (),
-    )
-
-
-def _delta(event: TokenEvent, answer: AnswerText, seconds: float, *, echo: str) -> Delta:
-    spoken, finish = event.token_ids, event.finish
-    if (
-        finish is not None
-        and finish.reason is FinishReason.STOP
-        and isinstance(finish.matched, int)
-    ):
-        spoken = spoken[:-1]  # text excludes the stop, and this one is a token
-    text = echo + "".join(answer.push(token_id) for token_id in spoken)
-    if finish is not None:
-        text += answer.flush()
-    return Delta(
-        text,
-        event.token_ids,
-        finish,
-        seconds,
-        logprobs=event.logprobs,
-        prompt_logprobs=event.prompt_logprobs,
-    )
-
-
-def _join(parts: list[Delta]) -> Answer:
-    finish = parts[-1].finish
-    assert finish is not None, "an answer without an end"
-    return Answer(
-        text="".join(part.text for part in parts),
-        token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
-        finish=finish,
-        seconds=parts[-1].seconds,
-        logprobs=tuple(entry for part in parts for entry in part.logprobs),
-        prompt_logprobs=tuple(entry for part in parts for entry in part.prompt_logprobs),
-    )

@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from engine import Finish, FinishReason
-from server.answers import Delta
 from server.asking import Ask
 from server.chat_parts import new_call_id
+from server.deltas import Delta
 from server.parts import Parser, Part, Said, Thought, ToolCall, joined
 
 

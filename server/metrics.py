@@ -104,8 +104,8 @@ class AnswerClock:
         self._last = self._start
 
     def saw(self, event: TokenEvent) -> float:
-        """Observe an event; seconds since the start."""
-        now = time.perf_counter()
+        """Observe an event; seconds from the start to its commit."""
+        now = event.at
         if event.token_ids:
             name = "inter_token_latency_seconds"
             if self._first is None:

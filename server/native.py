@@ -6,9 +6,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from engine import Finish, FinishReason, TokenLogprob
-from server.answers import Answer, Answers, Delta
+from server.answers import Answers
 from server.asked_options import AskedLogprobs
 from server.asking import Ask, Asker, Field, check_num_answers
+from server.deltas import Answer, Delta
 from server.documented import ANSWER
 from server.grammars.framing import Frame
 from server.logprobs import LogprobForms

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine import Finish, FinishReason
-from server.answers import Answer, Delta
 from server.asking import Ask
 from server.chat_parts import ChatDeltas, message_of
+from server.deltas import Answer, Delta
 from server.openai_logprobs import LogprobTeller
 from server.parts import NewParser, Part, Said, ToolCall, joined, read_whole
 from server.schemas_openai import StreamOptions

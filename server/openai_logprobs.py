@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine import TokenLogprob
-from server.answers import Answer, Delta
 from server.asked_options import AskedLogprobs
 from server.asking import Ask
+from server.deltas import Answer, Delta
 from server.logprobs import LogprobForms
 
 

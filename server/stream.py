@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.answers import Delta
+from server.answers import Deltas, Gains
+from server.deltas import Delta
 from server.dialects import OPENAI, Dialect
 from server.errors import CLIENT_CLOSED, ClientGone, failure_of
 from server.inbox import Silence
@@ -17,7 +18,6 @@ from server.inbox import Silence
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Deltas = AsyncGenerator[tuple[int, Delta] | Silence, None]
 
 _KEEPALIVE = b": keepalive\n\n"
 
@@ -64,7 +64,7 @@ class EventStream(Response):
     def __init__(
         self,
         *,
-        first: tuple[int, Delta] | Silence,
+        first: Gains | Silence,
         rest: Deltas,
         encoder: Encoder,
         dialect: Dialect = OPENAI,
@@ -98,8 +98,8 @@ class EventStream(Response):
         await send(head)
         try:
             await _send(send, self._frames(self._first))
-            async for item in self._rest:
-                await _send(send, self._frames(item))
+            async for gains in self._rest:
+                await _send(send, self._frames(gains))
             await _send(send, self._written(self._encoder.end()) + self._dialect.done)
         except Exception as error:
             failure = failure_of(error)
@@ -109,10 +109,10 @@ class EventStream(Response):
             await _send(send, self._written([self._dialect.error(failure)]))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _frames(self, item: tuple[int, Delta] | Silence) -> bytes:
-        if isinstance(item, Silence):
+    def _frames(self, gains: Gains | Silence) -> bytes:
+        if isinstance(gains, Silence):
             return _KEEPALIVE
-        return self._written(self._encoder.encode(*item))
+        return b"".join([self._written(self._encoder.encode(*gain)) for gain in gains])
 
     def _written(self, events: Iterable[Mapping[str, object]]) -> bytes:
         return b"".join(map(self._dialect.frame, events))

@@ -8,7 +8,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -109,12 +109,14 @@ class _Replay:
         self._step = tokens_per_event
         self.info = EngineInfo(1 << 20, 1 << 20, tokens_per_event, ())
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(
+        self, request: Request, hear: Callable[[TokenEvent], None], *, in_parts: bool = True
+    ) -> None:
         script, step = self._script, self._step
         for at in range(0, len(script), step):
             is_last = at + step >= len(script)
             finish = _finish(request, len(script)) if is_last else None
-            yield TokenEvent(request.request_id, tuple(script[at : at + step]), finish)
+            hear(TokenEvent(request.request_id, tuple(script[at : at + step]), finish))
             await asyncio.sleep(0)
 
     def is_healthy(self) -> bool:

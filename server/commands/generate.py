@@ -5,7 +5,7 @@ import asyncio
 import sys
 from uuid import uuid4
 
-from engine import EngineClient, Finish, Request, SamplingParams
+from engine import EngineClient, Finish, Request, SamplingParams, TokenEvent
 from server.commands.starting import (
     add_checking_flags,
     configure_log,
@@ -82,11 +82,15 @@ def _encode(text: TextCodec, prompt: str, *, is_raw: bool) -> list[int]:
 async def _answer(engine: EngineClient, text: TextCodec, request: Request) -> Finish:
     """Print the answer while it comes. Raises RequestRejected or EngineDead."""
     decoder = text.decoder(eos_token_ids=engine.info.eos_token_ids)
-    finish: Finish | None = None
-    async for event in engine.generate(request):
+    ends: list[Finish] = []
+
+    def say(event: TokenEvent) -> None:
         sys.stdout.write("".join(decoder.push(token_id) for token_id in event.token_ids))
         sys.stdout.flush()
-        finish = event.finish
-    assert finish is not None, f"{request.request_id} ended without a finish"
+        if event.finish is not None:
+            ends.append(event.finish)
+
+    await engine.generate(request, say)
+    (finish,) = ends
     print(decoder.flush())
     return finish

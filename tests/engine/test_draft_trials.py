@@ -183,8 +183,7 @@ def test_a_built_engine_diagnoses_by_itself(
 
 
 async def _consume(engine: EngineWorker, request: Request) -> None:
-    async for _ in engine.generate(request):
-        pass
+    await engine.generate(request, lambda _: None)
 
 
 def _snapshot(rounds: int) -> EngineSnapshot:

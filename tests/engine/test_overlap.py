@@ -22,7 +22,8 @@ from engine import (
 from engine.api import SpeculationStats
 from engine.row_masks import EVERYTHING
 from engine.target import TargetModel
-from engine.worker import EngineWorker, _Stream
+from engine.telling import Telling
+from engine.worker import EngineWorker
 from tests.engine.tiny_models import tiny_engine, write_tiny_draft
 
 ENDED = Finish(
@@ -90,19 +91,19 @@ class Device:
 
 def run(device: Device, requests: dict[str, int], *, tells_late: bool) -> dict[str, list[Any]]:
     """What each caller is told: tokens, or the error that ends its stream."""
-    put = _Stream.put
+    tell = Telling.tell
 
-    def noted(self: _Stream, item: Any) -> None:
-        if isinstance(item, TokenEvent):
-            device.log.append(f"tell {item.request_id}{item.token_ids[0]}")
-        put(self, item)
+    def noted(self: Telling) -> None:
+        for _, item in self._untold:
+            if isinstance(item, TokenEvent):
+                device.log.append(f"tell {item.request_id}{item.token_ids[0]}")
+        tell(self)
 
     async def ask(worker: EngineWorker, name: str, count: int) -> list[Any]:
         told: list[Any] = []
         try:
             request = Request(name, (1,), SamplingParams(max_new_tokens=count))
-            async for event in worker.generate(request):
-                told.append(event.token_ids[0])
+            await worker.generate(request, lambda event: told.append(event.token_ids[0]))
         except EngineDead as error:
             told.append(type(error))
         return told
@@ -114,7 +115,7 @@ def run(device: Device, requests: dict[str, int], *, tells_late: bool) -> dict[s
         finally:
             worker.close()
 
-    with patch.object(_Stream, "put", noted):
+    with patch.object(Telling, "tell", noted):
         return dict(zip(requests, asyncio.run(scenario()), strict=True))
 
 
@@ -159,13 +160,18 @@ def test_the_last_word_is_not_kept_when_everybody_else_leaves() -> None:
         device = Device()
         worker = EngineWorker(device, tells_late=True)  # type: ignore[arg-type]
         try:
-            other = worker.generate(Request("other", (1,), SamplingParams(max_new_tokens=10**9)))
-            await anext(other)
-            mine = worker.generate(Request("mine", (1,), SamplingParams(max_new_tokens=3)))
-            first = await anext(mine)
-            await other.aclose()
-            rest = [event async for event in mine]
-            assert [first.token_ids, *(e.token_ids for e in rest)] == [(1,), (2,), (3,)]
+            others: asyncio.Queue[TokenEvent] = asyncio.Queue()
+            request = Request("other", (1,), SamplingParams(max_new_tokens=10**9))
+            other = asyncio.create_task(worker.generate(request, others.put_nowait))
+            await others.get()
+            told: list[TokenEvent] = []
+
+            def hear(event: TokenEvent) -> None:
+                told.append(event)
+                other.cancel()
+
+            await worker.generate(Request("mine", (1,), SamplingParams(max_new_tokens=3)), hear)
+            assert [event.token_ids for event in told] == [(1,), (2,), (3,)]
         finally:
             worker.close()
 

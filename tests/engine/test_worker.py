@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -48,7 +49,24 @@ def ask(request_id: str = "a", max_new_tokens: int = 12, seed: int = 5) -> Reque
 
 
 async def collect(worker: EngineWorker, request: Request) -> list[TokenEvent]:
-    return [event async for event in worker.generate(request)]
+    events: list[TokenEvent] = []
+    await worker.generate(request, events.append)
+    return events
+
+
+@contextmanager
+def counted_wakes() -> Iterator[list[object]]:
+    """What other threads have this loop call; each is a wake-up."""
+    loop = asyncio.get_running_loop()
+    wakes: list[object] = []
+    call_soon_threadsafe = loop.call_soon_threadsafe
+
+    def counted(call: Callable[..., object], *args: Any, **kwargs: Any) -> asyncio.Handle:
+        wakes.append(call)
+        return call_soon_threadsafe(call, *args, **kwargs)
+
+    with patch.object(loop, "call_soon_threadsafe", counted):
+        yield wakes
 
 
 async def baseline(worker: EngineWorker) -> None:
@@ -87,14 +105,69 @@ def test_requests_of_many_callers_run_together(draft_folder: Path, tells_late: b
     asyncio.run(scenario())
 
 
-def test_closing_a_stream_gives_its_pages_back(draft_folder: Path) -> None:
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_leaving_in_the_middle_gives_the_pages_back(draft_folder: Path, in_parts: bool) -> None:
     async def scenario() -> None:
         async with running(draft_folder) as worker:
-            stream = worker.generate(ask(max_new_tokens=100))
-            await anext(stream)
-            assert (await worker.snapshot()).num_used_pages > 0
-            await stream.aclose()
+            events: list[TokenEvent] = []
+            call = worker.generate(ask(max_new_tokens=100), events.append, in_parts=in_parts)
+            task = asyncio.create_task(call)
+            while (await worker.snapshot()).num_used_pages == 0:
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
             await baseline(worker)
+            told = len(events)
+            await collect(worker, ask("b"))
+            assert len(events) == told  # nothing is heard after leaving
+
+    asyncio.run(scenario())
+
+
+def test_what_a_listener_raises_ends_its_request_and_no_other(draft_folder: Path) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+
+            def hear(event: TokenEvent) -> None:
+                raise ZeroDivisionError
+
+            other = asyncio.create_task(collect(worker, ask("other", max_new_tokens=40)))
+            with pytest.raises(ZeroDivisionError):
+                await worker.generate(ask(max_new_tokens=100), hear)
+            assert sum(len(e.token_ids) for e in await other) == 40
+            await baseline(worker)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("tells_late", [False, True])
+def test_a_loop_is_woken_once_a_step_however_many_listen(
+    draft_folder: Path, tells_late: bool
+) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder, tells_late=tells_late) as worker:
+            asked = [ask(str(i), max_new_tokens=40, seed=i) for i in range(6)]
+            with counted_wakes() as wakes:
+                told = await asyncio.gather(*(collect(worker, r) for r in asked))
+            steps = (await worker.snapshot()).num_steps
+            assert len(wakes) <= steps + len(asked)  # and one for each admission
+            assert sum(map(len, told)) > 2 * steps
+
+    asyncio.run(scenario())
+
+
+def test_whoever_waits_for_a_whole_answer_is_woken_once(draft_folder: Path) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+            expected = await collect(worker, ask(max_new_tokens=100))
+            events: list[TokenEvent] = []
+            with counted_wakes() as wakes:
+                request = ask(max_new_tokens=100)
+                await worker.generate(request, events.append, in_parts=False)
+            assert len(wakes) <= 2  # admitted, and all of it
+            assert [e.token_ids for e in events] == [e.token_ids for e in expected]
+            assert events[0].at < events[-1].at
 
     asyncio.run(scenario())
 

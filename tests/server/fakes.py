@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import uvicorn
@@ -75,7 +75,14 @@ class FakeEngine:
     def is_healthy(self) -> bool:
         return self._death is None
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(
+        self, request: Request, hear: Callable[[TokenEvent], None], *, in_parts: bool = True
+    ) -> None:
+        async with aclosing(self._events(request)) as events:
+            async for event in events:
+                hear(event)
+
+    async def _events(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         self.requests.append(request)
         if self._refusal is not None and self._refuses(request):
             raise self._refusal

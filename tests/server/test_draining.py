@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 
 import httpx
 
@@ -26,11 +26,12 @@ class DrainingEngine(FakeEngine):
     def go_on(self) -> None:
         self._steps_before_pause = None
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(
+        self, request: Request, hear: Callable[[TokenEvent], None], *, in_parts: bool = True
+    ) -> None:
         if self.is_draining:
             raise EngineDraining("the server is shutting down and takes no new requests")
-        async for event in super().generate(request):
-            yield event
+        await super().generate(request, hear, in_parts=in_parts)
 
     async def drain(self, timeout_s: float) -> bool:
         self.is_draining = True

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from server.answers import Delta
+from server.answers import Gains
+from server.deltas import Delta
 from server.errors import ClientGone
 from server.inbox import Silence
 from server.stream import EventStream, unless_gone
@@ -26,10 +27,10 @@ class _Source:
     def __init__(self) -> None:
         self.is_closed = False
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, Delta] | Silence, None]:
+    async def deltas(self) -> AsyncGenerator[Gains | Silence, None]:
         try:
             while True:
-                yield 0, Delta("a", (97,), None, 0.0)
+                yield [(0, Delta("a", (97,), None, 0.0))]
         finally:
             self.is_closed = True
 

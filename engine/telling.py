@@ -1,0 +1,90 @@
+"""Events on their way from the engine's thread to those who asked: one wake-up of a loop a step."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from engine.api import TokenEvent
+from engine.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+Told = TokenEvent | EngineError
+
+
+class Listener:
+    """Whoever waits for one request's events. Belongs to the event loop that it is made in."""
+
+    def __init__(self, hear: Callable[[TokenEvent], None], *, in_parts: bool) -> None:
+        """in_parts false: nothing is heard before the end, and then all of it."""
+        self.loop = asyncio.get_running_loop()
+        self.in_parts = in_parts
+        self.is_over = False  # the event with a finish has been heard
+        self._hear = hear
+        self._end: asyncio.Future[None] = self.loop.create_future()
+
+    async def until_over(self) -> None:
+        """Raises the engine's error, or what `hear` has raised."""
+        await self._end
+
+    def take(self, told: Told) -> None:
+        if self._end.done():
+            return
+        if isinstance(told, EngineError):
+            self._end.set_exception(told)
+            return
+        try:
+            self._hear(told)
+        except Exception as error:
+            self._end.set_exception(error)
+            return
+        if told.finish is not None:
+            self.is_over = True
+            self._end.set_result(None)
+
+    def close(self) -> None:
+        """Nothing is heard any more."""
+        if not self._end.cancel() and not self._end.cancelled():
+            self._end.exception()  # nobody is left to raise it
+
+
+class Telling:
+    """What has happened and is not told yet. Used by the engine's thread alone."""
+
+    def __init__(self) -> None:
+        self._untold: list[tuple[Listener, Told]] = []  # in the order in which it happened
+        self._kept: defaultdict[Listener, list[Told]] = defaultdict(list)  # until an end
+
+    def add(self, listener: Listener, told: Told) -> None:
+        is_end = isinstance(told, EngineError) or told.finish is not None
+        if not listener.in_parts:
+            self._kept[listener].append(told)
+            if is_end:
+                self._untold += [(listener, each) for each in self._kept.pop(listener)]
+        else:
+            self._untold.append((listener, told))
+
+    def forget(self, listener: Listener) -> None:
+        """It has gone; what was kept for it is not told."""
+        self._kept.pop(listener, None)
+
+    def tell(self) -> None:
+        """Send it all on: one call in each loop, however many events there are."""
+        if not self._untold:
+            return
+        by_loop: defaultdict[asyncio.AbstractEventLoop, list[tuple[Listener, Told]]]
+        by_loop = defaultdict(list)
+        for listener, told in self._untold:
+            by_loop[listener.loop].append((listener, told))
+        self._untold = []
+        for loop, batch in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_deliver, batch)
+            except RuntimeError:
+                logger.debug("a caller's event loop is gone; its events are dropped")
+
+
+def _deliver(batch: Sequence[tuple[Listener, Told]]) -> None:
+    for listener, told in batch:
+        listener.take(told)
