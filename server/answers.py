@@ -9,13 +9,14 @@ from uuid import uuid4
 from engine import EngineClient, Request
 from server.asking import Ask
 from server.deadlines import TimeLimits, in_time
+from server.decoding import Decoder
 from server.deltas import Answer, Cut, Delta, answer_of, at_the_end, one_by_one, uncut
 from server.hearing import Hearing
 from server.inbox import Inbox, Silence
 from server.metrics import ServerMetrics
 from server.records import RequestRecord
 from server.stops import AnswerText, StopStrings, StopTable
-from server.text import IncrementalDecoder, TextCodec
+from server.text import TextCodec
 
 Gains = list[tuple[int, Delta]]  # (index of the ask, what its answer gained), in order
 Deltas = AsyncGenerator[Gains | Silence, None]
@@ -158,7 +159,7 @@ class Answers:
             await in_time(answering, self._limits, is_waiting=is_waiting)
         assert hearing.is_over, f"the engine ended an answer to {ask.names} without saying how"
 
-    def _decoder(self, ask: Ask) -> IncrementalDecoder:
+    def _decoder(self, ask: Ask) -> Decoder:
         return self._text.decoder(
             skip_special_tokens=ask.skip_special_tokens,
             eos_token_ids=self._engine.info.eos_token_ids,

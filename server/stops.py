@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.text import IncrementalDecoder
+from server.decoding import Decoder
 
 
 class StopTable:
@@ -107,9 +107,7 @@ class StopStrings:
     A stop that is complete before token number min_tokens is passed over.
     """
 
-    def __init__(
-        self, *, decoder: IncrementalDecoder, table: StopTable, min_tokens: int = 0
-    ) -> None:
+    def __init__(self, *, decoder: Decoder, table: StopTable, min_tokens: int = 0) -> None:
         self._decoder = decoder
         self._search = StopSearch(table)
         self._num_short = min_tokens
@@ -129,9 +127,7 @@ class AnswerText:
     min_tokens is the scanner's.
     """
 
-    def __init__(
-        self, *, decoder: IncrementalDecoder, table: StopTable, min_tokens: int = 0
-    ) -> None:
+    def __init__(self, *, decoder: Decoder, table: StopTable, min_tokens: int = 0) -> None:
         self._decoder = decoder
         self._search = StopSearch(table)
         self._num_short = min_tokens

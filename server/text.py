@@ -1,17 +1,16 @@
 """Text and token ids: encoding, chat templates, and decoding while an answer grows."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from server.decoding import ByteDecoder, Decoder, WindowDecoder
 from server.token_texts import TokenTexts
 
-_REPLACEMENT = "\ufffd"  # what a decoder says for bytes that are no character (yet)
 _NEW_TURN = {"add_generation_prompt": True}
 _KNOWN_MESSAGE = "a message that is known"
 _NO_LIMIT = 10**30  # transformers' own way to say so
-_LONG_TAIL = 32  # undecided tokens after which a decoder looks for a place to break
 
 
 class ChatTemplateError(ValueError):
@@ -61,6 +60,7 @@ class TextCodec:
         tokenizer.encode("", add_special_tokens=False)
         self._tokenizer = tokenizer
         self.tokens = TokenTexts(tokenizer=tokenizer)
+        self._is_byte_level = self.tokens.are_byte_level()
         self._ids = tokenizer.get_vocab()
         self._num_ids = 1 + max(self._ids.values())
         marked = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -180,7 +180,7 @@ class TextCodec:
         skip_special_tokens: bool = True,
         eos_token_ids: Iterable[int] = (),
         kept_ids: frozenset[int] = frozenset(),
-    ) -> "IncrementalDecoder":
+    ) -> Decoder:
         """For one answer. eos_token_ids are left out with the special tokens, marked or not.
 
         kept_ids are in the text although they are special.
@@ -188,65 +188,13 @@ class TextCodec:
         skipped: Set[int] = frozenset()
         if skip_special_tokens:
             skipped = (self._special_ids | frozenset(eos_token_ids)) - kept_ids
+
+        def skips(token_id: int) -> bool:
+            return token_id in skipped or token_id >= self._num_ids
+
+        if self._is_byte_level:
+            return ByteDecoder(bytes_of=self.tokens.byte_level, skips=skips)
         left_to_tokenizer = skip_special_tokens and not kept_ids
-        return IncrementalDecoder(
-            decode=lambda ids: self.decode(ids, skip_special_tokens=left_to_tokenizer),
-            skips=lambda token_id: token_id in skipped or token_id >= self._num_ids,
+        return WindowDecoder(
+            decode=lambda ids: self.decode(ids, skip_special_tokens=left_to_tokenizer), skips=skips
         )
-
-
-class IncrementalDecoder:
-    """Turns one answer's tokens into text, one token at a time, never half a character.
-
-    What a token adds depends on the tokens before it, so a window is decoded anew each time:
-
-        window   t t t | t t          said: tokens whose text is out
-                 said    pending      pending: their text ends in an unfinished character
-
-    The text depends on the tokens alone, not on how a caller groups them.
-    """
-
-    def __init__(self, *, decode: Callable[[list[int]], str], skips: Callable[[int], bool]) -> None:
-        self._decode = decode
-        self._skips = skips
-        self._window: list[int] = []
-        self._num_said = 0  # leading tokens of the window
-        self._said = ""  # their text
-
-    def push(self, token_id: int) -> str:
-        """The text that is certain now and was not before; often "" or more than one token's."""
-        if self._skips(token_id):
-            return ""
-        self._window.append(token_id)
-        text = self._decode(self._window)
-        if text.endswith(_REPLACEMENT):
-            is_long = len(self._window) - self._num_said > _LONG_TAIL
-            return self._break_off(text) if is_long else ""
-        return self._say(text) if len(text) > len(self._said) else ""
-
-    def flush(self) -> str:
-        """What is left at the end, an unfinished character as its replacement."""
-        if len(self._window) == self._num_said:
-            return ""
-        return self._say(self._decode(self._window))
-
-    def _say(self, text: str) -> str:
-        new = text[len(self._said) :]
-        self._window = self._window[self._num_said :]
-        self._num_said = len(self._window)
-        self._said = self._decode(self._window)
-        return new
-
-    def _break_off(self, text: str) -> str:
-        """Say what no later token can change: up to a place where no character is cut.
-
-        Without it a model that babbles broken bytes would say nothing until its end, and cost
-        a longer decode with every token.
-        """
-        for cut in range(len(self._window) - 1, self._num_said, -1):
-            head = self._decode(self._window[:cut])
-            if head + self._decode(self._window[cut:]) == text:
-                new = head[len(self._said) :]
-                self._window, self._num_said, self._said = self._window[cut:], 0, ""
-                return new
-        return ""

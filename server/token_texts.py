@@ -5,6 +5,7 @@ from functools import cache, lru_cache
 from typing import Protocol
 
 _REPLACEMENT = "\ufffd"
+_NUM_TRIED = 1000  # tokens
 
 
 class TokenTokenizer(Protocol):
@@ -34,10 +35,28 @@ class TokenTexts:
             lambda: {token_id: name for name, token_id in tokenizer.get_vocab().items()}
         )
         self.text = lru_cache(maxsize=65536)(self._text)
+        self.byte_level = lru_cache(maxsize=65536)(self._byte_level)
 
     def _text(self, token_id: int) -> str:
         """Its text; U+FFFD where it is no whole character."""
         return self._decode([*self._before, token_id])[len(self._before_text) :]
+
+    def are_byte_level(self) -> bool:
+        """Whether a text is the bytes of its tokens and nothing else: by its decoder, and tried."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if type(getattr(backend, "decoder", None)).__name__ != "ByteLevel":
+            return False
+        ids = sorted(self._names())
+        tried = ids[:: max(1, len(ids) // _NUM_TRIED)]
+        return self._decode(tried) == b"".join(map(self.byte_level, tried)).decode(errors="replace")
+
+    def _byte_level(self, token_id: int) -> bytes:
+        """What it says if the vocabulary is byte-level; nothing for an id without a token."""
+        name = self._names().get(token_id, "")
+        byte_of = _bytes_by_letter()
+        if all(letter in byte_of for letter in name):
+            return bytes(byte_of[letter] for letter in name)
+        return name.encode()  # a token that was added is text as it is
 
     def bytes(self, token_id: int) -> bytes:
         """Its bytes, also those of a part of a character."""

@@ -22,12 +22,12 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from engine import Request, SamplingParams
 from engine.target_loading import LoadedTarget, by_transformers_alone
+from server.decoding import WindowDecoder
 from server.grammars.following import GrammarMask
 from server.grammars.limits import LIMITS
 from server.grammars.vocabulary import grammar_tokenizer
 from server.grammars.writing import joined, written_part
 from server.stops import StopStrings, StopTable
-from server.text import IncrementalDecoder
 from tests.engine.tiny_models import VOCAB, tiny_target
 
 NEW_TOKENS = 12
@@ -176,7 +176,7 @@ class Asked:
     def request(self, name: str, prompt: Sequence[int], **changes: Any) -> Request:
         """A fresh request: scanner and mask serve one sequence."""
         table = StopTable([self.stop] if self.stop else [])
-        decoder = IncrementalDecoder(decode=letters, skips=lambda token_id: False)
+        decoder = WindowDecoder(decode=letters, skips=lambda token_id: False)
         scanner = StopStrings(decoder=decoder, table=table, min_tokens=self.params.min_new_tokens)
         return Request(
             name,

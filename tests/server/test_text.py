@@ -7,6 +7,7 @@ from jinja2 import TemplateError
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from server.decoding import ByteDecoder
 from server.text import ChatTemplateError, TextCodec
 from tests.server.byte_text import BOS, EOS, NUM_IDS, ByteTokenizer, byte_codec
 
@@ -171,3 +172,18 @@ def test_a_truncation_in_the_tokenizers_file_is_dropped_before_threads_use_it() 
     codec = TextCodec(tokenizer=wrapped)
     assert wrapped.backend_tokenizer.truncation is None
     assert codec.encode("aaaaa") == [0] * 5
+
+
+def test_a_tokenizer_that_changes_what_its_bytes_say_is_asked_for_every_text() -> None:
+    """A byte-level decoder, but the class around it cleans up behind it."""
+
+    class Cleaning(PreTrainedTokenizerFast):  # type: ignore[misc]
+        def _decode(self, *args: object, **kwargs: object) -> str:
+            return str(super()._decode(*args, **kwargs)).replace("a", "A")
+
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    plain = TextCodec(tokenizer=PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+    assert isinstance(plain.decoder(), ByteDecoder)
+    cleaning = TextCodec(tokenizer=Cleaning(tokenizer_object=tokenizer))
+    assert "".join(map(cleaning.decoder().push, [0, 1])) == "Ab"
