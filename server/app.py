@@ -19,7 +19,7 @@ from server.documented import ERRORS
 from server.errors import install_error_handlers
 from server.keys import ApiKeys
 from server.metrics import ServerMetrics
-from server.middleware import BodyLimit, Crashes, RequestIds
+from server.middleware import BodyLimit, Crashes, RequestIds, ShortWay
 from server.native import native_routes
 from server.openai import openai_routes
 from server.options import ServerOptions
@@ -105,6 +105,7 @@ def create_app(
     ]
     app.add_middleware(Records, listeners=listeners)
     app.add_middleware(RequestIds)
+    app.add_middleware(ShortWay)
     return app
 
 

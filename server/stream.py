@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Iterable, Mapping
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -93,14 +93,15 @@ class EventStream(Response):
         finally:
             await self._rest.aclose()
 
-    async def _send_all(self, send: Send, path: str, state: dict[str, object]) -> None:
+    async def _send_all(self, send: Send, path: str, state: dict[str, Any]) -> None:
         head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(head)
+        send_part: Send = state.get("send_part", send)
         try:
-            await _send(send, self._frames(self._first))
+            await _send(send_part, self._frames(self._first))
             async for gains in self._rest:
-                await _send(send, self._frames(gains))
-            await _send(send, self._written(self._encoder.end()) + self._dialect.done)
+                await _send(send_part, self._frames(gains))
+            await _send(send_part, self._written(self._encoder.end()) + self._dialect.done)
         except Exception as error:
             failure = failure_of(error)
             state["status"] = failure.status

@@ -112,3 +112,29 @@ def test_work_that_is_done_or_fails_does_not_wait_for_its_client() -> None:
             await unless_gone(_never, fails())
 
     asyncio.run(scenario())
+
+
+def test_parts_go_the_short_way_where_there_is_one_and_the_head_does_not() -> None:
+    async def scenario() -> tuple[list[str], list[str]]:
+        long_way: list[str] = []
+        short_way: list[str] = []
+
+        async def one_delta() -> AsyncGenerator[Gains | Silence, None]:
+            yield [(0, Delta("a", (97,), None, 0.0))]
+
+        async def send(message: Any) -> None:
+            long_way.append(message["type"])
+
+        async def send_part(message: Any) -> None:
+            short_way.append(message["type"])
+
+        deltas = one_delta()
+        stream = EventStream(first=await anext(deltas), rest=deltas, encoder=_Telling())
+        scope = {"type": "http", "path": "/", "state": {"send_part": send_part}}
+        await stream(scope, _never, send)
+        return long_way, short_way
+
+    long_way, short_way = asyncio.run(scenario())
+    assert long_way[0] == "http.response.start"
+    assert short_way == ["http.response.body"] * 2
+    assert long_way[1:] == ["http.response.body"]  # the end of all parts
