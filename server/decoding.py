@@ -1,7 +1,7 @@
 """Turning tokens into text while an answer grows."""
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 _REPLACEMENT = "\ufffd"  # what a decoder says for bytes that are no character (yet)
@@ -26,16 +26,20 @@ class Decoder(Protocol):
 class ByteDecoder:
     """For byte-level tokens, whose bytes are the same wherever they are said."""
 
-    def __init__(self, *, bytes_of: Callable[[int], bytes], skips: Callable[[int], bool]) -> None:
-        self._bytes_of = bytes_of
-        self._skips = skips
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    def __init__(self, bytes_by_id: Mapping[int, bytes]) -> None:
+        """bytes_by_id: of every id, nothing of what is skipped."""
+        self._bytes_by_id = bytes_by_id
+        self._unfinished = b""  # the beginning of a character
 
     def push(self, token_id: int) -> str:
-        return "" if self._skips(token_id) else self._utf8.decode(self._bytes_of(token_id))
+        data = self._unfinished + self._bytes_by_id[token_id]
+        text, num_read = codecs.utf_8_decode(data, "replace", False)
+        self._unfinished = data[num_read:]
+        return text
 
     def flush(self) -> str:
-        return self._utf8.decode(b"", final=True)
+        data, self._unfinished = self._unfinished, b""
+        return data.decode(errors="replace")
 
 
 class WindowDecoder:

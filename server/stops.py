@@ -28,6 +28,10 @@ class StopTable:
         self._fallback = [0] * len(self._next)
         self._link()
 
+    @property
+    def is_empty(self) -> bool:
+        return len(self._next) == 1
+
     def step(self, state: int, char: str) -> int:
         while state and char not in self._next[state]:
             state = self._fallback[state]
@@ -133,8 +137,11 @@ class AnswerText:
         self._num_short = min_tokens
         self._kept_back = ""
         self._is_stopped = False
+        self._has_stops = not table.is_empty
 
     def push(self, token_id: int) -> str:
+        if not self._has_stops:
+            return self._decoder.push(token_id)
         if self._is_stopped:
             return ""
         self._num_short -= 1

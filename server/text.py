@@ -1,12 +1,13 @@
 """Text and token ids: encoding, chat templates, and decoding while an answer grows."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from server.decoding import ByteDecoder, Decoder, WindowDecoder
-from server.token_texts import TokenTexts
+from server.token_texts import ByteLevelTokens, TokenTexts
 
 _NEW_TURN = {"add_generation_prompt": True}
 _KNOWN_MESSAGE = "a message that is known"
@@ -61,6 +62,9 @@ class TextCodec:
         self._tokenizer = tokenizer
         self.tokens = TokenTexts(tokenizer=tokenizer)
         self._is_byte_level = self.tokens.are_byte_level()
+        self._bytes_without: Callable[[frozenset[int]], ByteLevelTokens] = lru_cache(maxsize=8)(
+            lambda skipped: ByteLevelTokens(self.tokens, skipped=skipped)
+        )
         self._ids = tokenizer.get_vocab()
         self._num_ids = 1 + max(self._ids.values())
         marked = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -188,13 +192,10 @@ class TextCodec:
         skipped: Set[int] = frozenset()
         if skip_special_tokens:
             skipped = (self._special_ids | frozenset(eos_token_ids)) - kept_ids
-
-        def skips(token_id: int) -> bool:
-            return token_id in skipped or token_id >= self._num_ids
-
         if self._is_byte_level:
-            return ByteDecoder(bytes_of=self.tokens.byte_level, skips=skips)
+            return ByteDecoder(self._bytes_without(frozenset(skipped)))
         left_to_tokenizer = skip_special_tokens and not kept_ids
         return WindowDecoder(
-            decode=lambda ids: self.decode(ids, skip_special_tokens=left_to_tokenizer), skips=skips
+            decode=lambda ids: self.decode(ids, skip_special_tokens=left_to_tokenizer),
+            skips=lambda token_id: token_id in skipped or token_id >= self._num_ids,
         )

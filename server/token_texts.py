@@ -1,6 +1,6 @@
 """What one token says by itself, as text and as bytes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import cache, lru_cache
 from typing import Protocol
 
@@ -35,7 +35,6 @@ class TokenTexts:
             lambda: {token_id: name for name, token_id in tokenizer.get_vocab().items()}
         )
         self.text = lru_cache(maxsize=65536)(self._text)
-        self.byte_level = lru_cache(maxsize=65536)(self._byte_level)
 
     def _text(self, token_id: int) -> str:
         """Its text; U+FFFD where it is no whole character."""
@@ -50,7 +49,7 @@ class TokenTexts:
         tried = ids[:: max(1, len(ids) // _NUM_TRIED)]
         return self._decode(tried) == b"".join(map(self.byte_level, tried)).decode(errors="replace")
 
-    def _byte_level(self, token_id: int) -> bytes:
+    def byte_level(self, token_id: int) -> bytes:
         """What it says if the vocabulary is byte-level; nothing for an id without a token."""
         name = self._names().get(token_id, "")
         byte_of = _bytes_by_letter()
@@ -75,6 +74,21 @@ class TokenTexts:
         return self._tokenizer.decode(
             token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
+
+
+class ByteLevelTokens(dict[int, bytes]):
+    """The bytes of tokens of a byte-level vocabulary by id, of those that are asked for so far."""
+
+    def __init__(self, texts: TokenTexts, *, skipped: Set[int]) -> None:
+        """skipped: ids that say nothing."""
+        super().__init__()
+        self._texts = texts
+        self._skipped = skipped
+
+    def __missing__(self, token_id: int) -> bytes:
+        data = b"" if token_id in self._skipped else self._texts.byte_level(token_id)
+        self[token_id] = data
+        return data
 
 
 @cache
