@@ -4,6 +4,7 @@ The other door is `engine.build`, which loads models; only the command line uses
 """
 
 from engine.api import (
+    GREEDY_BELOW,
     MAX_TOP_LOGPROBS,
     ContextKVMode,
     ContextKVStatus,
@@ -31,6 +32,7 @@ from engine.errors import (
 )
 
 __all__ = [
+    "GREEDY_BELOW",
     "MAX_TOP_LOGPROBS",
     "ContextKVMode",
     "ContextKVStatus",

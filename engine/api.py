@@ -57,6 +57,9 @@ class RowMask(Protocol):
         ...
 
 
+GREEDY_BELOW = 1e-5  # temperatures under this count as 0
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is drawn. The defaults are plain greedy decoding.
@@ -81,6 +84,11 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added); ids are distinct
     num_logprobs: int | None = None  # None: none told; n: of each token and the n likeliest
     prompt_logprobs_from: int | None = None  # first prompt position to tell of; None: none
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is said, and no random number is asked for."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,12 @@ from torch import Tensor
 from draft import BlockSampling
 from engine.plan import StepPlan
 from engine.rng import Purpose, RoundKey, round_uniforms
-from engine.sampling import is_greedy
 from engine.upload import place, upload
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """R sampling shares with a temperature; the others take the argmax.
+    """The R sampling shares that draw; the others take the argmax.
 
     The numbers are decided at plan time, on the host, before a draft exists.
     """
@@ -29,8 +28,7 @@ class Draws:
 
 def plan_draws(plan: StepPlan, *, block_size: int, device: torch.device) -> Draws | None:
     """None when the whole step is greedy."""
-    sampling = plan.sampling
-    rows = [i for i, s in enumerate(sampling) if not is_greedy(s.seq.request.params)]
+    sampling, rows = plan.sampling, plan.drawing
     if not rows:
         return None
     drawing = [sampling[i].seq for i in rows]

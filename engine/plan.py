@@ -58,6 +58,12 @@ class StepPlan:
         return tuple(share for share in self.shares if share.samples)
 
     @property
+    def drawing(self) -> tuple[int, ...]:
+        """Which of `sampling` draw their tokens, by place; the others take the likeliest."""
+        greedy = (share.seq.request.params.is_greedy for share in self.sampling)
+        return tuple(place for place, is_greedy in enumerate(greedy) if not is_greedy)
+
+    @property
     def num_rows(self) -> int:
         return sum(share.num_rows for share in self.shares)
 

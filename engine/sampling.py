@@ -16,7 +16,7 @@ _CANDIDATES = (128, 2048)  # likeliest tokens that top_p looks at before the who
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Sampling parameters of R sequences that draw (temperature > 0), as tensors.
+    """Sampling parameters of R sequences that draw, as tensors.
 
     Fields that no sequence uses are None, so that their filter costs nothing.
     """
@@ -52,11 +52,6 @@ class SamplingBatch:
             None if self.min_ps is None else self.min_ps[rows],
             self.largest_top_k,
         )
-
-
-def is_greedy(params: SamplingParams) -> bool:
-    """Temperatures below 1e-5 and top_k 1 are greedy (dspark.md section 5, point 2)."""
-    return params.temperature < 1e-5 or params.top_k == 1
 
 
 def target_probs(logits: Float[Tensor, "R W V"], params: SamplingBatch) -> Float[Tensor, "R W V"]:

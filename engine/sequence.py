@@ -57,7 +57,7 @@ class SequenceState:
     def is_reproducible(self) -> bool:
         """Whether the caller's own seed decides the tokens: then load must not, in any way."""
         params = self.request.params
-        return params.seed is not None and params.temperature > 0
+        return params.seed is not None and not params.is_greedy
 
     @property
     def anchor_position(self) -> int:

@@ -17,7 +17,7 @@ from engine.logprobs import LogprobPlan
 from engine.plan import RoundResult, StepPlan
 from engine.processing import Processing, plan_processing
 from engine.rng import Purpose
-from engine.sampling import SamplingBatch, is_greedy, target_probs
+from engine.sampling import SamplingBatch, target_probs
 from engine.verify import Verdict, most_likely, verify_greedy, verify_sampled
 
 _PIECE = 16  # drawing sequences whose distributions exist at the same time
@@ -44,10 +44,10 @@ class StepOptions:
 
     @classmethod
     def of(cls, plan: StepPlan, *, vocab_size: int, device: torch.device) -> Self:
-        asked = [share.seq.request.params for share in plan.sampling]
-        drawing = [params for params in asked if not is_greedy(params)]
+        sampling = plan.sampling
+        drawing = [sampling[place].seq.request.params for place in plan.drawing]
         return cls(
-            plan_processing(plan.sampling, vocab_size=vocab_size, device=device),
+            plan_processing(sampling, vocab_size=vocab_size, device=device),
             SamplingBatch.of(drawing, vocab_size=vocab_size, device=device) if drawing else None,
             LogprobPlan.of(plan, device=device),
         )

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from engine import EngineInfo, SamplingParams
+from engine import GREEDY_BELOW, EngineInfo, SamplingParams
 from server.asked_options import AskedLogprobs
 from server.errors import ApiError
 from server.grammars.compiling import Grammar, GrammarCompiler
@@ -13,7 +13,6 @@ from server.options import NEUTRAL_SAMPLING, ServerOptions
 from server.schemas import MAX_PROMPTS, Message, SamplingFields
 from server.text import NO_EXTRAS, ChatExtras, ChatTemplateError, TextCodec
 
-_GREEDY_BELOW = 1e-5  # a temperature so small that dividing by it leaves float32's range
 _UNIFORM_ABOVE = 1e30  # one so large that nothing is left of a logit; float32 ends at 3e38
 
 
@@ -203,7 +202,7 @@ class Asker:
         top_k = int(self._number(fields.top_k, "top_k"))
         return SamplingParams(
             max_new_tokens=max_new_tokens,
-            temperature=min(temperature, _UNIFORM_ABOVE) if temperature >= _GREEDY_BELOW else 0.0,
+            temperature=min(temperature, _UNIFORM_ABOVE) if temperature >= GREEDY_BELOW else 0.0,
             top_k=top_k if top_k < self._info.vocab_size else -1,
             top_p=self._number(fields.top_p, "top_p"),
             min_p=self._number(fields.min_p, "min_p"),

@@ -16,6 +16,7 @@ from draft import (
     DSparkProposer,
 )
 from draft.masking import keeps_to
+from engine.api import GREEDY_BELOW
 from engine.graphs.pinned import PinnedAttention
 from engine.graphs.recorder import GraphRecorder, Recording
 from engine.graphs.scratch import ScratchPage
@@ -24,7 +25,7 @@ from kv_pool import FixedBackend
 
 # A row that takes the argmax draws from this instead where another row draws: at the temperature
 # that counts as greedy its distribution is the argmax but for near ties.
-_GREEDY_TEMPERATURE = 1e-5
+_GREEDY_TEMPERATURE = GREEDY_BELOW
 
 
 class GraphedProposer:

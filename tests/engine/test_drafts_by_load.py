@@ -68,6 +68,14 @@ def test_a_seed_above_temperature_0_keeps_its_whole_number() -> None:
     ]
 
 
+@pytest.mark.parametrize("params", [{"top_k": 1, "temperature": 1.0}, {"temperature": 1e-6}])
+def test_a_seed_that_decides_nothing_leaves_drafts_to_the_load(params: dict[str, float]) -> None:
+    harness = Harness(draft_budget=Scripted(), chunk=64)
+    harness.scheduler.add(request("greedy", max_new_tokens=6, seed=5, **params))
+    harness.run()
+    assert drafts_of(harness, "greedy") == [0] * 5
+
+
 def test_the_budget_is_not_asked_where_nothing_is_open() -> None:
     budget = Scripted()
     harness = Harness(draft_budget=budget, chunk=64)

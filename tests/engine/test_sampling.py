@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from engine import SamplingParams
-from engine.sampling import SamplingBatch, is_greedy, target_probs
+from engine.sampling import SamplingBatch, target_probs
 
 VOCAB = 97
 
@@ -101,6 +101,8 @@ def test_a_sequence_is_processed_by_its_own_parameters_whoever_is_beside_it() ->
 
 
 def test_no_temperature_and_one_candidate_are_greedy() -> None:
-    assert is_greedy(SamplingParams(temperature=0.0))
-    assert is_greedy(SamplingParams(temperature=1.0, top_k=1))
-    assert not is_greedy(SamplingParams(temperature=1.0, top_k=2))
+    assert SamplingParams(temperature=0.0).is_greedy
+    assert SamplingParams(temperature=9e-6).is_greedy
+    assert SamplingParams(temperature=1.0, top_k=1).is_greedy
+    assert not SamplingParams(temperature=1.0, top_k=2).is_greedy
+    assert not SamplingParams(temperature=1e-5).is_greedy
