@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse
 _STYLE = (
     "body{font:15px/1.5 sans-serif;max-width:56rem;margin:2rem auto;padding:0 1rem}"
     "table{border-collapse:collapse}td,th{text-align:left;padding:.15rem 1rem .15rem 0;"
-    "vertical-align:top}h2{margin:2rem 0 .3rem;font:600 1.1rem monospace}"
+    "vertical-align:top}h2,h3{margin:2rem 0 .3rem;font:600 1.1rem monospace}"
 )
 
 
@@ -34,26 +34,37 @@ def page(document: Mapping[str, Any]) -> str:
         f"<style>{_STYLE}</style><h1>{title}</h1>",
         '<p>All of it for programs: <a href="openapi.json">openapi.json</a>.</p>',
     ]
+    bodies = []
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            parts += _operation(f"{method.upper()} {path}", operation, schemas)
+            bodies.append(_body(operation, schemas))
+            parts += _operation(f"{method.upper()} {path}", operation, bodies[-1])
+    parts.append("<h1>Objects in bodies</h1>")
+    for name in _names_in([body for body in bodies if body is not None], schemas):
+        parts.append(f'<h3 id="{escape(name)}">{escape(name)}</h3>')
+        parts += _table(schemas[name])
     return "\n".join(parts) + "\n"
 
 
 def _operation(
-    name: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]
+    name: str, operation: Mapping[str, Any], body: Mapping[str, Any] | None
 ) -> Iterator[str]:
     yield f"<h2>{escape(name)}</h2>"
     if "description" in operation:
         yield f"<p>{escape(operation['description'])}</p>"
-    schema = _body(operation, schemas)
-    if schema is None:
+    if body is not None:
+        yield from _table(body)
+
+
+def _table(schema: Mapping[str, Any]) -> Iterator[str]:
+    if "properties" not in schema:
+        yield f"<p>{_kind(schema)}</p>"
         return
     required = schema.get("required", ())
     yield "<table><tr><th>field</th><th>takes</th><th></th></tr>"
-    for field, kind in schema.get("properties", {}).items():
+    for field, kind in schema["properties"].items():
         must = "required" if field in required else ""
-        yield f"<tr><td>{escape(field)}</td><td>{escape(_kind(kind))}</td><td>{must}</td></tr>"
+        yield f"<tr><td>{escape(field)}</td><td>{_kind(kind)}</td><td>{must}</td></tr>"
     yield "</table>"
 
 
@@ -63,23 +74,44 @@ def _body(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[s
     schema: Mapping[str, Any] | None = content.get("application/json", {}).get("schema")
     if schema is None:
         return None
-    reference = schema.get("$ref", "").rpartition("/")[2]
-    return schemas[reference] if reference else schema
+    return schemas[_name(schema)] if "$ref" in schema else schema
+
+
+def _names_in(found: list[Any], schemas: Mapping[str, Any]) -> list[str]:
+    """Of the objects that these mention, and those that those mention, each once."""
+    names: dict[str, None] = {}
+    while found:
+        part = found.pop(0)
+        if isinstance(part, Mapping):
+            if "$ref" in part and _name(part) not in names:
+                names[_name(part)] = None
+                found.append(schemas[_name(part)])
+            found += part.values()
+        elif isinstance(part, list):
+            found += part
+    return list(names)
+
+
+def _name(schema: Mapping[str, Any]) -> str:
+    return str(schema["$ref"]).rpartition("/")[2]
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """A field's values in words, as far as the document tells."""
+    """A field's values in words, as far as the document tells; in HTML."""
     if "$ref" in schema:
-        return str(schema["$ref"]).rpartition("/")[2]
+        name = escape(_name(schema))
+        return f'<a href="#{name}">{name}</a>'
     if "enum" in schema or "const" in schema:
-        return " or ".join(map(str, schema.get("enum", [schema.get("const")])))
+        return " or ".join(
+            escape(str(value)) for value in schema.get("enum", [schema.get("const")])
+        )
     branches = schema.get("anyOf") or schema.get("oneOf") or ()
     if branches:
         return " or ".join(dict.fromkeys(map(_kind, branches)))
     if schema.get("type") == "array":
         return f"list of {_kind(schema.get('items', {}))}"
     limits = [
-        f"{word} {schema[key]:g}"
+        f"{word} {_number(schema[key])}"
         for key, word in (
             ("minimum", "at least"),
             ("exclusiveMinimum", "above"),
@@ -88,4 +120,9 @@ def _kind(schema: Mapping[str, Any]) -> str:
         )
         if key in schema
     ]
-    return ", ".join([str(schema.get("type", "anything")), *limits])
+    return ", ".join([escape(str(schema.get("type", "anything"))), *limits])
+
+
+def _number(value: float) -> str:
+    """A whole one in all its digits."""
+    return str(int(value)) if value == int(value) else f"{value:g}"
