@@ -1,41 +1,16 @@
 // Attention of a few query rows over paged keys and values, straight from the pool: nothing is
 // gathered and KV heads are not expanded. A task is some query rows of one sequence with all query
-// heads of one KV head, so that each key is loaded once for several queries.
+// heads of one KV head, so that each key is loaded once for several queries; or of all KV heads, so
+// that memory is read in the order of addresses.
 //
 // Keys come in blocks that begin at multiples of KEY_BLOCK. Each block has a softmax of its own;
 // blocks are then put together, first to last, by their maxima (Milakov and Gimelshein, 2018). So
 // a query's result is the same to the last bit whether one task sees all blocks or each has one.
 #pragma once
 
-#include "math.h"
+#include <utility>
 
-#define KEY_BLOCK 64
-#define MAX_QUERIES 32  // query rows times query heads of a task
-#define MAX_HEAD_DIM 256
-#define KEYS_AHEAD 24   // whose reading begins while a key, or its value, is used
-
-template <class KV>
-struct PagedAttention {
-  const float *query;      // [rows, H, D]: the first row's first head of this KV head
-  int64_t query_stride;    // floats between rows
-  int64_t num_rows;        // query rows, at consecutive positions
-  int64_t group;           // query heads of this KV head
-  const KV *keys;          // [S, Hkv, D] at this KV head
-  const KV *values;        // likewise
-  int64_t slot_stride;     // numbers between slots
-  const int64_t *slots;    // of the sequence's positions 0 .. kv_len - 1, all of them written
-  int64_t first_position;  // of the first query row
-  int64_t window;          // a row at p sees keys > p - window; 0: all
-  float scale;
-  float *out;              // like query
-  int64_t out_stride;
-  // Or one block of keys only, for other tasks have the others. Then a state per query goes here
-  // instead of results to `out`; strides are floats between rows and between heads.
-  int64_t block = -1;
-  float *state = nullptr;
-  int64_t state_row_stride = 0, state_head_stride = 0;
-};
-using AttentionTask = PagedAttention<float>;
+#include "keys_ahead.h"
 
 // What a softmax has come to: greatest score, sum of weights relative to it, weighted values.
 struct SoftmaxState {
@@ -44,7 +19,7 @@ struct SoftmaxState {
 
 struct Query {
   const float *q;
-  int64_t begin, end;  // the keys that it sees
+  KeyRange keys;  // that it sees
   SoftmaxState state;
   float acc[MAX_HEAD_DIM];
 };
@@ -73,35 +48,24 @@ static inline vec add_values(vec old, vec more, Shrink shrink) {
   return kept + more * shrink.more;
 }
 
-// Into the second cache: the first one holds what a block is computed with.
-template <class KV>
-static inline void prefetch_row(const KV *row, int64_t n) {
-  for (size_t i = 0; i < n * sizeof(KV); i += 64) __builtin_prefetch((const char *)row + i, 0, 2);
-}
-
-// Keys begin .. end - 1 of the block that starts at `start`; the sequence has some up to `last`.
+// Keys begin .. end - 1 of the block that starts at `start`.
 struct Block {
-  int64_t start, begin, end, last;
-
-  // The key that is read ahead while this one is used.
-  int64_t ahead_of(int64_t key) const {
-    return key + KEYS_AHEAD < last ? key + KEYS_AHEAD : last - 1;
-  }
+  int64_t start, begin, end;
 };
 
-// Scores of Q queries; each key is loaded once for all of them.
+// Scores of Q queries of a KV head; each key is loaded once for all of them.
 template <int Q, class KV>
-static inline void score_keys(const PagedAttention<KV> &task, const Query *queries, int64_t D,
-                              Block block, bool is_first, float scores[Q][KEY_BLOCK]) {
+static inline void score_keys(const PagedAttention<KV> &task, int64_t head, const Query *queries,
+                              int64_t D, Block block, RowsAhead<KV> *ahead,
+                              float scores[Q][KEY_BLOCK]) {
   for (int64_t i = block.start + (block.begin - block.start) / NT * NT; i < block.end; i += NT) {
     const KV *k[NT];
     vec acc[Q][NT];
     for (int j = 0; j < NT; j++) {
       const int64_t at = i + j < block.end ? i + j : block.end - 1;
-      k[j] = task.keys + task.slots[at] * task.slot_stride;
-      if (is_first)
-        prefetch_row(task.keys + task.slots[block.ahead_of(at)] * task.slot_stride, D);
+      k[j] = task.keys + task.slots[at] * task.slot_stride + head * D;
     }
+    if (ahead) ahead->read(i, NT * D * sizeof(KV));
 #pragma GCC unroll 8
     for (int n = 0; n < Q; n++)
 #pragma GCC unroll 8
@@ -149,18 +113,17 @@ static inline SoftmaxState weigh(float *scores, int64_t begin, int64_t end, floa
 
 // C vectors of columns of Q queries' values, from column d on.
 template <int Q, int C, class KV>
-static inline void sum_values(const PagedAttention<KV> &task, Query *queries, int64_t d,
-                              Block block, bool is_first, const Shrink shrinks[Q],
-                              const float weights[Q][KEY_BLOCK]) {
+static inline void sum_values(const PagedAttention<KV> &task, const KV *values, Query *queries,
+                              int64_t d, Block block, RowsAhead<KV> *ahead,
+                              const Shrink shrinks[Q], const float weights[Q][KEY_BLOCK]) {
   vec acc[Q][C];
 #pragma GCC unroll 8
   for (int n = 0; n < Q; n++)
 #pragma GCC unroll 8
     for (int c = 0; c < C; c++) acc[n][c] = vec{};
   for (int64_t i = block.begin; i < block.end; i++) {
-    const KV *v = task.values + task.slots[i] * task.slot_stride + d;
-    if (is_first)
-      prefetch_row(task.values + task.slots[block.ahead_of(i)] * task.slot_stride + d, C * VL);
+    const KV *v = values + task.slots[i] * task.slot_stride + d;
+    if (ahead) ahead->read(i, C * VL * sizeof(KV));
     vec vd[C];
     for (int c = 0; c < C; c++) {
       vd[c] = load(v + c * VL);
@@ -182,33 +145,38 @@ static inline void sum_values(const PagedAttention<KV> &task, Query *queries, in
     }
 }
 
+// Q queries of a KV head and one block; `ahead` is null where others read ahead.
 template <int Q, class KV>
-ONE_COPY void attend_tile(const PagedAttention<KV> &task, Query *queries, int64_t D,
-                               Block block, bool is_first) {
+ONE_COPY void attend_tile(const PagedAttention<KV> &task, int64_t head, Query *queries, int64_t D,
+                          Block block, KeysAhead<KV> *ahead) {
   float scores[Q][KEY_BLOCK];
   Shrink shrinks[Q];
-  score_keys<Q>(task, queries, D, block, is_first, scores);
+  score_keys<Q>(task, head, queries, D, block, ahead ? &ahead->keys : nullptr, scores);
   for (int n = 0; n < Q; n++) {
-    const int64_t begin = queries[n].begin - block.start, end = queries[n].end - block.start;
+    const int64_t begin = queries[n].keys.first - block.start;
+    const int64_t end = queries[n].keys.last - block.start;
     shrinks[n] = add_state(queries[n].state, weigh(scores[n], begin < KEY_BLOCK ? begin : KEY_BLOCK,
                                                    end < KEY_BLOCK ? end : KEY_BLOCK, task.scale));
   }
+  const KV *values = task.values + head * D;
+  RowsAhead<KV> *values_ahead = ahead ? &ahead->values : nullptr;
   int64_t d = 0;
   for (; d + NT * VL <= D; d += NT * VL)
-    sum_values<Q, NT>(task, queries, d, block, is_first, shrinks, scores);
-  for (; d < D; d += VL) sum_values<Q, 1>(task, queries, d, block, is_first, shrinks, scores);
+    sum_values<Q, NT>(task, values, queries, d, block, values_ahead, shrinks, scores);
+  for (; d < D; d += VL)
+    sum_values<Q, 1>(task, values, queries, d, block, values_ahead, shrinks, scores);
 }
 
 template <class KV>
-static inline void attend_queries(const PagedAttention<KV> &task, Query *queries, int64_t count,
-                                  int64_t D, Block block, bool is_first) {
+static inline void attend_queries(const PagedAttention<KV> &task, int64_t head, Query *queries,
+                                  int64_t count, int64_t D, Block block, KeysAhead<KV> *ahead) {
   switch (count) {
-    case 1: return attend_tile<1>(task, queries, D, block, is_first);
-    case 2: return attend_tile<2>(task, queries, D, block, is_first);
-    case 3: return attend_tile<3>(task, queries, D, block, is_first);
-    case 4: return attend_tile<4>(task, queries, D, block, is_first);
-    case 5: return attend_tile<5>(task, queries, D, block, is_first);
-    case 6: return attend_tile<6>(task, queries, D, block, is_first);
+    case 1: return attend_tile<1>(task, head, queries, D, block, ahead);
+    case 2: return attend_tile<2>(task, head, queries, D, block, ahead);
+    case 3: return attend_tile<3>(task, head, queries, D, block, ahead);
+    case 4: return attend_tile<4>(task, head, queries, D, block, ahead);
+    case 5: return attend_tile<5>(task, head, queries, D, block, ahead);
+    case 6: return attend_tile<6>(task, head, queries, D, block, ahead);
   }
 }
 
@@ -227,39 +195,53 @@ static inline void store_state(float *state, const Query &query, int64_t D) {
   __builtin_memcpy(state + VL, query.acc, D * sizeof(float));
 }
 
-template <class KV>
-ONE_COPY void attend(const PagedAttention<KV> *task, int64_t D) {
-  Query queries[MAX_QUERIES];
-  const int64_t count = task->num_rows * task->group;
+// `ahead` goes from one task to the next; next() is asked once which one that will be, as late as
+// its first keys can still be read ahead, and says null if there is none.
+template <class KV, class Next>
+ONE_COPY void attend(const PagedAttention<KV> &task, int64_t D, KeysAhead<KV> &ahead,
+                     const Next &next) {
+  Query queries[MAX_QUERIES];  // by KV head, by row
+  const int64_t group = task.group, per_head = task.num_rows * group;
+  const int64_t count = task.kv_heads * per_head;
+  const auto place_of = [&](int64_t n) {
+    const int64_t row = n % per_head / group, head = n / per_head * group + n % group;
+    return std::pair{row, head};
+  };
   for (int64_t n = 0; n < count; n++) {
+    const auto [row, head] = place_of(n);
     Query &query = queries[n];
-    const int64_t position = task->first_position + n / task->group;
-    query.q = task->query + n / task->group * task->query_stride + n % task->group * D;
-    query.begin = task->window > 0 && position >= task->window ? position - task->window + 1 : 0;
-    query.end = position + 1;
+    query.q = task.query + row * task.query_stride + head * D;
+    query.keys = task.seen_from(task.first_position + row);
     query.state = {};
     for (int64_t d = 0; d < D; d++) query.acc[d] = 0.0f;
   }
-  const int64_t first = queries[0].begin, last = queries[count - 1].end;
-  int64_t start = first / KEY_BLOCK * KEY_BLOCK, stop = last;
-  if (task->block >= 0) {
-    start = start > task->block * KEY_BLOCK ? last : task->block * KEY_BLOCK;
-    stop = start + KEY_BLOCK < last ? start + KEY_BLOCK : last;
-  }
+  ahead.begin(task, D);
+  const int64_t first = task.seen().first, stop = task.blocks().last;
+  int64_t start = task.blocks().first;
+  if (start >= stop) ahead.then(next(), D);
   for (; start < stop; start += KEY_BLOCK) {
-    const Block block = {start, first > start ? first : start,
-                         start + KEY_BLOCK < stop ? start + KEY_BLOCK : stop, last};
-    for (int64_t n = 0; n < count; n += MT)
-      attend_queries(*task, queries + n, count - n < MT ? count - n : MT, D, block, n == 0);
+    const int64_t end = start + KEY_BLOCK;
+    const Block block = {start, first > start ? first : start, end < stop ? end : stop};
+    if (end >= stop) ahead.then(next(), D);
+    for (int64_t head = 0; head < task.kv_heads; head++)
+      for (int64_t n = 0; n < per_head; n += MT)
+        attend_queries(task, head, queries + head * per_head + n,
+                       per_head - n < MT ? per_head - n : MT, D, block, n == 0 ? &ahead : nullptr);
   }
   for (int64_t n = 0; n < count; n++) {
-    const int64_t row = n / task->group, head = n % task->group;
-    if (task->block < 0)
-      store_result(task->out + row * task->out_stride + head * D, queries[n], D);
+    const auto [row, head] = place_of(n);
+    if (task.block < 0)
+      store_result(task.out + row * task.out_stride + head * D, queries[n], D);
     else
-      store_state(task->state + row * task->state_row_stride + head * task->state_head_stride,
+      store_state(task.state + row * task.state_row_stride + head * task.state_head_stride,
                   queries[n], D);
   }
+}
+
+template <class KV>
+static inline void attend(const PagedAttention<KV> &task, int64_t D) {
+  KeysAhead<KV> ahead;
+  attend(task, D, ahead, []() -> const PagedAttention<KV> * { return nullptr; });
 }
 
 // A query's blocks put together, as attend() does when it sees them all. Their states lie one

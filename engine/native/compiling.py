@@ -20,7 +20,8 @@ from engine.machine import cxx_compiler
 logger = logging.getLogger(__name__)
 
 _SOURCES = (
-    *("vectors.h", "linear.h", "rounded.h", "math.h", "attention.h", "decoder.h"),
+    *("vectors.h", "linear.h", "rounded.h", "math.h", "keys_ahead.h", "attention.h"),
+    *("decoder_structs.h", "attention_queue.h", "decoder.h"),
     *("draft_chain.h", "draft_round.h", "draft_context.h", "kernels.cpp"),
 )
 _FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-shared")

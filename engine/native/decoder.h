@@ -13,60 +13,9 @@
 
 #include <omp.h>
 
-#include "attention.h"
-#include "rounded.h"
+#include "attention_queue.h"
 
 #define FEW_ROWS 8  // each thread norms up to so many rows for itself: cheaper than to meet
-
-// The structs are mirrored field by field in structs.py; every member has 8 bytes.
-template <class W>
-struct Matrix {
-  const W *rows;       // [N, K]
-  const float *scale;  // [N]: what the numbers of a row are multiples of; null: of 1
-};
-
-template <class W, class KV>
-struct Layer {
-  const float *input_norm;
-  Matrix<W> q;
-  const float *q_bias;
-  Matrix<W> k;
-  const float *k_bias;
-  Matrix<W> v;
-  const float *v_bias, *q_norm, *k_norm;
-  Matrix<W> o;
-  const float *o_bias, *post_norm;
-  Matrix<W> gate, up, down;
-  KV *keys, *values;  // this layer's pool, [S, Hkv, D]
-  int64_t window;    // 0: none
-};
-
-template <class W, class KV>
-struct Decoder {
-  int64_t num_layers, hidden, num_heads, num_kv_heads, head_dim, inner, vocab, num_taps;
-  double eps, scale;
-  const Layer<W, KV> *layers;
-  const float *final_norm;
-  Matrix<W> lm_head;
-  const int64_t *tap_layers;  // -1: the embedding
-};
-
-struct Pass {
-  int64_t num_rows, num_sequences, num_logit_rows, num_threads, num_states;
-  float *x;                              // [T, E]: embeddings in, last layer's output out
-  const float *cosine, *sine;            // [T, D]
-  const int64_t *slots;                  // [T]
-  const int64_t *row_starts;             // [B + 1]
-  const int64_t *kv_lens;                // [B]
-  const int64_t *kv_slots, *kv_starts;   // all sequences' slots; where each begins [B]
-  const int64_t *logit_rows;             // [R]
-  float *h, *q, *k, *v, *attended;       // scratch; h is [T, E], for each thread if T is small
-  float *inner;                          // scratch [2, T, I]
-  RoundingRoom rounded;                  // scratch
-  float *states;                         // scratch: room for num_states states of queries
-  int64_t *turn;                         // scratch [1]
-  float *taps, *logits;                  // [T, num_taps * E], [R, V]
-};
 
 template <class W, class KV>
 struct Worker {
@@ -137,73 +86,23 @@ struct Worker {
     }
   }
 
-  int64_t num_blocks(int64_t b) const { return (pass.kv_lens[b] + KEY_BLOCK - 1) / KEY_BLOCK; }
-
-  int64_t rows_per_task() const { return MAX_QUERIES / (model.num_heads / model.num_kv_heads); }
-
-  // States of one query: of as many blocks as the longest sequence has. 0: every task attends to
-  // all blocks, for there are tasks enough, or no room for states.
-  int64_t states_per_query() const {
-    int64_t tasks = 0, most = 1;
-    for (int64_t b = 0; b < pass.num_sequences; b++) {
-      const int64_t rows = pass.row_starts[b + 1] - pass.row_starts[b];
-      tasks += (rows + rows_per_task() - 1) / rows_per_task() * model.num_kv_heads;
-      most = num_blocks(b) > most ? num_blocks(b) : most;
-    }
-    const bool has_room = pass.num_rows * model.num_heads * most <= pass.num_states;
-    return size > 1 && tasks < 4 * size && most > 1 && has_room ? most : 0;
-  }
-
-  // Whoever is free takes the next task: some rows of one sequence, one KV head, and all blocks of
-  // keys or one.
-  void attend_all(const Layer<W, KV> &layer, int64_t states) const {
-    int64_t task = 0, mine = take();
-    for (int64_t b = 0; b < pass.num_sequences; b++) {
-      const int64_t begin = pass.row_starts[b], end = pass.row_starts[b + 1];
-      for (int64_t head = 0; head < model.num_kv_heads; head++)
-        for (int64_t at = begin; at < end; at += rows_per_task())
-          for (int64_t block = 0; block < (states ? num_blocks(b) : 1); block++)
-            if (task++ == mine) {
-              const int64_t rows = end - at < rows_per_task() ? end - at : rows_per_task();
-              attend_rows(layer, b, head, at, rows, states ? block : -1, states);
-              mine = take();
-            }
-    }
-  }
-
-  int64_t take() const { return __atomic_fetch_add(pass.turn, 1, __ATOMIC_RELAXED); }
-
-  void attend_rows(const Layer<W, KV> &layer, int64_t b, int64_t kv_head, int64_t row, int64_t rows,
-                   int64_t block, int64_t states) const {
-    const int64_t H = model.num_heads, Hkv = model.num_kv_heads, D = model.head_dim;
-    const int64_t head = kv_head * (H / Hkv);
-    PagedAttention<KV> task;
-    task.query = pass.q + (row * H + head) * D;
-    task.query_stride = H * D;
-    task.num_rows = rows;
-    task.group = H / Hkv;
-    task.keys = layer.keys + kv_head * D;
-    task.values = layer.values + kv_head * D;
-    task.slot_stride = Hkv * D;
-    task.slots = pass.kv_slots + pass.kv_starts[b];
-    task.first_position = pass.kv_lens[b] - (pass.row_starts[b + 1] - row);
-    task.window = layer.window;
-    task.scale = model.scale;
-    task.out = pass.attended + (row * H + head) * D;
-    task.out_stride = H * D;
-    task.block = block;
-    task.state_head_stride = states * state_size(D);
-    task.state_row_stride = H * task.state_head_stride;
-    task.state = pass.states + row * task.state_row_stride + head * task.state_head_stride +
-                 block * state_size(D);
-    attend(&task, D);
+  void attend_all(const Layer<W, KV> &layer, Split split) const {
+    AttentionQueue<W, KV> queue{model, pass, layer, split, size};
+    KeysAhead<KV> ahead;
+    PagedAttention<KV> tasks[2];  // this one and the next
+    bool has_task = queue.take(tasks[0]);
+    for (int n = 0; has_task; n = 1 - n)
+      attend(tasks[n], model.head_dim, ahead, [&]() -> const PagedAttention<KV> * {
+        has_task = queue.take(tasks[1 - n]);
+        return has_task ? &tasks[1 - n] : nullptr;
+      });
   }
 
   void join_all(int64_t states) const {
     const int64_t H = model.num_heads, D = model.head_dim;
     for (int64_t b = 0; b < pass.num_sequences; b++)
       for (int64_t i = pass.row_starts[b] * H + rank; i < pass.row_starts[b + 1] * H; i += size)
-        join_states(pass.states + i * states * state_size(D), num_blocks(b), D,
+        join_states(pass.states + i * states * state_size(D), num_key_blocks(pass, b), D,
                     pass.attended + i * D);
   }
 
@@ -245,7 +144,8 @@ struct Worker {
 
   void run() const {
     const int64_t E = model.hidden, I = model.inner, T = pass.num_rows;
-    const int64_t heads = model.num_heads * model.head_dim, states = states_per_query();
+    const int64_t heads = model.num_heads * model.head_dim;
+    const Split split = split_attention(model, pass, size);
     keep_taps(-1);
     for (int64_t i = 0; i < model.num_layers; i++) {
       const Layer<W, KV> &layer = model.layers[i];
@@ -253,10 +153,10 @@ struct Worker {
 #pragma omp barrier
       rotate_and_store(layer);
 #pragma omp barrier
-      attend_all(layer, states);
+      attend_all(layer, split);
 #pragma omp barrier
-      if (states) {
-        join_all(states);
+      if (split.states) {
+        join_all(split.states);
 #pragma omp barrier
       }
       linear(pass.attended, heads, layer.o, layer.o_bias, pass.x, E, T, Into::add,

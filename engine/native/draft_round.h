@@ -150,7 +150,7 @@ struct Drafter {
   void attend_all(const DraftLayer<W> &layer) const {
     const int64_t Hkv = model.num_kv_heads, pairs = round.num_sequences * Hkv;
     const int64_t count = model.num_slots * (model.num_heads / Hkv);
-    int64_t tile = count < MAX_QUERIES ? count : MAX_QUERIES;
+    int64_t tile = count < HEAD_QUERIES ? count : HEAD_QUERIES;
     if (pairs < 4 * size && count > 6) tile = (tile / 2 + 5) / 6 * 6;  // two tasks a head at least
     int64_t turn = 0;
     for (int64_t pair = 0; pair < pairs; pair++)
@@ -162,7 +162,7 @@ struct Drafter {
   void attend_queries(const DraftLayer<W> &layer, int64_t pair, int64_t at, int64_t count) const {
     const int64_t Hkv = model.num_kv_heads, D = model.head_dim, N = model.num_slots;
     const int64_t group = model.num_heads / Hkv, b = pair / Hkv, head = pair % Hkv;
-    float out[MAX_QUERIES * MAX_HEAD_DIM];
+    float out[HEAD_QUERIES * MAX_HEAD_DIM];
     AttentionTask task;
     task.query = round.queries + (pair * N * group + at) * D;
     task.query_stride = count * D;
@@ -177,7 +177,7 @@ struct Drafter {
     task.scale = 1.0f / sqrtf(D);
     task.out = out;
     task.out_stride = count * D;
-    attend(&task, D);
+    attend(task, D);
     for (int64_t i = 0; i < count; i++) {
       const int64_t t = b * N + (at + i) / group, query_head = head * group + (at + i) % group;
       __builtin_memcpy(round.attended + (t * model.num_heads + query_head) * D, out + i * D,

@@ -1,4 +1,4 @@
-"""The structs of decoder.h, field by field. Every member takes 8 bytes."""
+"""The structs of decoder_structs.h, field by field. Every member takes 8 bytes."""
 
 import ctypes
 

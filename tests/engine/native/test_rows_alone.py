@@ -53,13 +53,20 @@ def _target(name: str, dtype: torch.dtype = torch.float32) -> LoadedTarget:
 class _Runner:
     """A native target over a pool of its own, driven piece by piece."""
 
-    def __init__(self, target: LoadedTarget, *, num_threads: int = 1, page_size: int = 4) -> None:
+    def __init__(
+        self,
+        target: LoadedTarget,
+        *,
+        num_threads: int = 1,
+        page_size: int = 4,
+        num_texts: int = 4,
+    ) -> None:
         config = target.model.config
         shape = KVShape(config.num_key_value_heads, config.head_dim, config.head_dim)  # type: ignore[union-attr,arg-type]
         self._page_size = page_size
-        pages = 4 * -(-LENGTH // page_size)
-        self._tables = torch.randperm(pages).view(4, -1).tolist()
-        self._texts = torch.arange(4 * LENGTH).view(4, LENGTH) * 7919 % VOCAB
+        pages = num_texts * -(-LENGTH // page_size)
+        self._tables = torch.randperm(pages).view(num_texts, -1).tolist()
+        self._texts = torch.arange(num_texts * LENGTH).view(num_texts, LENGTH) * 7919 % VOCAB
         self._decoder = NativeDecoder(
             kernels=kernels_or_skip(),
             model=target.model,
@@ -72,7 +79,7 @@ class _Runner:
             ),
             tap_layers=TAPS,
             max_len=target.max_len,
-            max_rows=4 * LENGTH,
+            max_rows=num_texts * LENGTH,
             num_threads=num_threads,
         )
 
@@ -123,6 +130,25 @@ def test_chunks_neighbours_pages_and_threads_change_no_bit(
     assert at == LENGTH
     assert torch.equal(torch.cat([logits for logits, _ in found]), expected[0])
     assert torch.equal(torch.cat([taps for _, taps in found]), expected[1])
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("name", ["biases", "no_groups", "window"])
+def test_sixteen_answers_of_any_lengths_say_what_each_says_alone(
+    name: str, num_threads: int
+) -> None:
+    target = _target(name)
+    together = _Runner(target, num_threads=num_threads, num_texts=16)
+    alone = _Runner(target, num_texts=16)
+    lengths = [1 + 29 * b % (LENGTH - 3) for b in range(16)]
+    for runner in (together, alone):
+        runner.run(*[(b, 0, length) for b, length in enumerate(lengths)])
+    for rows in (1, 3):
+        pieces = [(b, length, length + rows) for b, length in enumerate(lengths)]
+        logits, taps = together.run(*pieces)
+        expected = [alone.run(piece) for piece in pieces]
+        assert torch.equal(logits, torch.cat([logits for logits, _ in expected]))
+        assert torch.equal(taps, torch.cat([taps for _, taps in expected]))
 
 
 @pytest.mark.parametrize("name", ["biases", "window", "head_norms"])

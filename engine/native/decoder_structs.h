@@ -1,0 +1,54 @@
+// What a pass is told: the model, and where its rows, keys and results are.
+#pragma once
+
+#include "rounded.h"
+
+// The structs are mirrored field by field in structs.py; every member has 8 bytes.
+template <class W>
+struct Matrix {
+  const W *rows;       // [N, K]
+  const float *scale;  // [N]: what the numbers of a row are multiples of; null: of 1
+};
+
+template <class W, class KV>
+struct Layer {
+  const float *input_norm;
+  Matrix<W> q;
+  const float *q_bias;
+  Matrix<W> k;
+  const float *k_bias;
+  Matrix<W> v;
+  const float *v_bias, *q_norm, *k_norm;
+  Matrix<W> o;
+  const float *o_bias, *post_norm;
+  Matrix<W> gate, up, down;
+  KV *keys, *values;  // this layer's pool, [S, Hkv, D]
+  int64_t window;    // 0: none
+};
+
+template <class W, class KV>
+struct Decoder {
+  int64_t num_layers, hidden, num_heads, num_kv_heads, head_dim, inner, vocab, num_taps;
+  double eps, scale;
+  const Layer<W, KV> *layers;
+  const float *final_norm;
+  Matrix<W> lm_head;
+  const int64_t *tap_layers;  // -1: the embedding
+};
+
+struct Pass {
+  int64_t num_rows, num_sequences, num_logit_rows, num_threads, num_states;
+  float *x;                              // [T, E]: embeddings in, last layer's output out
+  const float *cosine, *sine;            // [T, D]
+  const int64_t *slots;                  // [T]
+  const int64_t *row_starts;             // [B + 1]
+  const int64_t *kv_lens;                // [B]
+  const int64_t *kv_slots, *kv_starts;   // all sequences' slots; where each begins [B]
+  const int64_t *logit_rows;             // [R]
+  float *h, *q, *k, *v, *attended;       // scratch; h is [T, E], for each thread if T is small
+  float *inner;                          // scratch [2, T, I]
+  RoundingRoom rounded;                  // scratch
+  float *states;                         // scratch: room for num_states states of queries
+  int64_t *turn;                         // scratch [1]
+  float *taps, *logits;                  // [T, num_taps * E], [R, V]
+};
