@@ -32,6 +32,9 @@ class Inbox(Generic[T]):
             self._timer = self._loop.call_later(silence_s, self._look, silence_s)
 
     def put(self, item: T) -> None:
+        """Nothing comes behind an error: a slow reader would otherwise never get to it."""
+        if self._error is not None:
+            return
         self._items.append(item)
         self._wake(has_news=True)
 

@@ -59,6 +59,21 @@ def test_a_reader_takes_all_that_is_there_and_an_error_comes_behind_it() -> None
     assert asyncio.run(scenario()) == [[1, 2]]
 
 
+def test_what_comes_after_an_error_does_not_put_it_off() -> None:
+    async def scenario() -> list[int] | Silence:
+        inbox: Inbox[int] = Inbox(silence_s=None)
+        inbox.put(1)
+        inbox.fail(KeyError("one of two answers"))
+        inbox.put(2)  # of the other one
+        heard = await inbox.get()
+        inbox.put(3)  # while the connection takes what was heard
+        with pytest.raises(KeyError, match="one of two answers"):
+            await inbox.get()
+        return heard
+
+    assert asyncio.run(scenario()) == [1]
+
+
 def test_a_reader_that_waits_is_woken_once_for_all_that_comes_at_once() -> None:
     async def scenario() -> list[int] | Silence:
         inbox: Inbox[int] = Inbox(silence_s=None)
