@@ -86,5 +86,21 @@ class Telling:
 
 
 def _deliver(batch: Sequence[tuple[Listener, Told]]) -> None:
+    """Parts at once, whole answers one by one: all of an answer is a lot to turn into text."""
+    whole: defaultdict[Listener, list[Told]] = defaultdict(list)
     for listener, told in batch:
+        if listener.in_parts:
+            listener.take(told)
+        else:
+            whole[listener].append(told)
+    if whole:
+        _deliver_whole(list(whole.items()))
+
+
+def _deliver_whole(answers: Sequence[tuple[Listener, Sequence[Told]]]) -> None:
+    """The first one; before the next the loop sees to what else has happened."""
+    (listener, all_told), *others = answers
+    for told in all_told:
         listener.take(told)
+    if others:
+        listener.loop.call_soon(_deliver_whole, others)

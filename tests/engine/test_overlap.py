@@ -22,7 +22,7 @@ from engine import (
 from engine.api import SpeculationStats
 from engine.row_masks import EVERYTHING
 from engine.target import TargetModel
-from engine.telling import Telling
+from engine.telling import Listener, Telling
 from engine.worker import EngineWorker
 from tests.engine.tiny_models import tiny_engine, write_tiny_draft
 
@@ -176,6 +176,29 @@ def test_the_last_word_is_not_kept_when_everybody_else_leaves() -> None:
             worker.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_whole_answers_that_end_together_let_other_work_in_between() -> None:
+    async def scenario() -> list[str]:
+        log: list[str] = []
+        loop = asyncio.get_running_loop()
+        telling = Telling()
+
+        def hear(event: TokenEvent) -> None:
+            log.append(f"{event.request_id}{event.token_ids[0]}")
+            if event.finish is not None:
+                loop.call_soon(log.append, "other")
+
+        listeners = [Listener(hear, in_parts=False) for _ in range(2)]
+        for token_id, finish in ((1, None), (2, ENDED)):
+            for name, listener in zip("ab", listeners, strict=True):
+                telling.add(listener, TokenEvent(name, (token_id,), finish))
+        telling.tell()
+        for listener in listeners:
+            await listener.until_over()
+        return log
+
+    assert asyncio.run(scenario())[:5] == ["a1", "a2", "other", "b1", "b2"]
 
 
 class Everything:
