@@ -45,6 +45,8 @@ class Listener:
 
     def close(self) -> None:
         """Nothing is heard any more."""
+        if self.loop.is_closed():
+            return  # whoever waited went with it
         if not self._end.cancel() and not self._end.cancelled():
             self._end.exception()  # nobody is left to raise it
 

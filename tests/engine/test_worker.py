@@ -106,6 +106,32 @@ def test_requests_of_many_callers_run_together(draft_folder: Path, tells_late: b
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
+def test_a_loop_that_closes_over_its_requests_leaves_them(
+    draft_folder: Path, in_parts: bool
+) -> None:
+    async def begin(worker: EngineWorker) -> None:
+        call = worker.generate(ask(max_new_tokens=100), lambda event: None, in_parts=in_parts)
+        leaving.append(asyncio.create_task(call))
+        while (await worker.snapshot()).num_used_pages == 0:
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+            loop = asyncio.new_event_loop()
+            loop.set_exception_handler(lambda *_: None)  # it complains of the task
+            await asyncio.to_thread(loop.run_until_complete, begin(worker))
+            loop.close()
+            (task,) = leaving
+            task.get_coro().close()  # type: ignore[union-attr]  # as its collection would
+            await baseline(worker)
+            snapshot = await worker.snapshot()
+            assert snapshot.finished == {"abort": 1}, snapshot.finished
+
+    leaving: list[asyncio.Task[None]] = []
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
 def test_leaving_in_the_middle_gives_the_pages_back(draft_folder: Path, in_parts: bool) -> None:
     async def scenario() -> None:
         async with running(draft_folder) as worker:
