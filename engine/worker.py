@@ -183,8 +183,9 @@ class EngineWorker:
             self._telling.tell()  # nothing computes that could be told meanwhile
             idle_since = time.monotonic()
             call = self._inbox.get()
-            self._engine.record_idle(time.monotonic() - idle_since)
+            idle_s = time.monotonic() - idle_since
             call()
+            self._engine.record_idle(idle_s)
             self._progress_at = time.monotonic()  # waiting for work is not a stall
         elif self._inbox.empty():
             return

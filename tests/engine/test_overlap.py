@@ -71,6 +71,9 @@ class Device:
     def snapshot(self) -> Any:
         return None
 
+    def record_idle(self, seconds: float) -> None:
+        """Nobody asks for it."""
+
     def step(self, meanwhile: Callable[[], None]) -> list[TokenEvent]:
         number = next(self._numbers)
         self.log.append(f"launch {number}")
