@@ -1,4 +1,4 @@
-"""One line of log per interval, never one per request and never a prompt."""
+"""One line of log per interval of work, never one per request and never a prompt."""
 
 import logging
 import time
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 class IntervalLog:
     """Says how the engine did since its last line, in key=value.
 
-    Rates are over the seconds in which there was work, which busy_s tells.
+    An interval has so many seconds in which there was work, which busy_s tells.
     """
 
     def __init__(
@@ -25,11 +25,10 @@ class IntervalLog:
 
     def __call__(self, now: EngineSnapshot) -> None:
         at = self._clock()
-        seconds = at - self._at
+        seconds = at - self._at - (now.idle_seconds - self._before.idle_seconds)
         if seconds < self._interval_s:
             return
         before, self._before, self._at = self._before, now, at
-        seconds -= now.idle_seconds - before.idle_seconds
         rounds = now.num_rounds - before.num_rounds
         accepted = now.num_accepted_tokens - before.num_accepted_tokens
         logger.info(

@@ -61,14 +61,14 @@ def test_one_line_an_interval_tells_rates_of_that_interval(
     assert len(lines) == 2
 
 
-def test_rates_are_over_the_time_in_which_there_was_work(caplog: pytest.LogCaptureFixture) -> None:
+def test_idle_time_is_no_part_of_an_interval(caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
     log = IntervalLog(interval_s=10.0, clock=lambda: now)
     with caplog.at_level(logging.INFO):
         now = 3700.0
         log(EngineSnapshot(num_steps=4, num_output_tokens=40, idle_seconds=3592.0))
-        now = 3710.0
+        assert caplog.records == [], "eight seconds of work are no interval yet"
+        now = 3702.0
         log(EngineSnapshot(num_steps=9, num_output_tokens=90, idle_seconds=3592.0))
-    first, second = [record.getMessage() for record in caplog.records]
-    assert "steps=4 busy_s=8.0 tokens_per_s=5.0 " in first
-    assert "steps=5 busy_s=10.0 tokens_per_s=5.0 " in second
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "steps=9 busy_s=10.0 tokens_per_s=9.0 " in line
