@@ -79,7 +79,11 @@ def test_the_openai_client_streams_the_same_chat(
         assert chunks[-1].usage.prompt_tokens == len(prompt)
 
 
-def test_the_server_tells_how_speculation_goes(url: str) -> None:
+def test_the_server_tells_how_speculation_goes(
+    url: str, answers: list[tuple[list[int], tuple[int, ...], str]]
+) -> None:
+    prompts = [prompt for prompt, _, _ in answers]
+    generate_all(url, prompts, concurrency=1, max_new_tokens=32, temperature=0)
     live = httpx.get(f"{url}/server_info").json()["live"]
     assert live["accept_length"] > 1.3
     metrics = httpx.get(f"{url}/metrics").text
