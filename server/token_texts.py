@@ -52,10 +52,8 @@ class TokenTexts:
     def byte_level(self, token_id: int) -> bytes:
         """What it says if the vocabulary is byte-level; nothing for an id without a token."""
         name = self._names().get(token_id, "")
-        byte_of = _bytes_by_letter()
-        if all(letter in byte_of for letter in name):
-            return bytes(byte_of[letter] for letter in name)
-        return name.encode()  # a token that was added is text as it is
+        spelled = _spelled_bytes(name)
+        return spelled if spelled is not None else name.encode()  # a token that was added is text
 
     def bytes(self, token_id: int) -> bytes:
         """Its bytes, also those of a part of a character."""
@@ -65,10 +63,8 @@ class TokenTexts:
         name = self._names().get(token_id, "")
         if name.startswith("<0x") and name.endswith(">") and len(name) == 6:
             return bytes([int(name[3:5], 16)])
-        byte_of = _bytes_by_letter()
-        if name and all(letter in byte_of for letter in name):
-            return bytes(byte_of[letter] for letter in name)
-        return text.encode()
+        spelled = _spelled_bytes(name)
+        return spelled if spelled is not None else text.encode()
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(
@@ -89,6 +85,14 @@ class ByteLevelTokens(dict[int, bytes]):
         data = b"" if token_id in self._skipped else self._texts.byte_level(token_id)
         self[token_id] = data
         return data
+
+
+def _spelled_bytes(name: str) -> bytes | None:
+    """What a byte-level name spells, a letter for each byte; None for any other name."""
+    byte_of = _bytes_by_letter()
+    if name and all(letter in byte_of for letter in name):
+        return bytes(byte_of[letter] for letter in name)
+    return None
 
 
 @cache

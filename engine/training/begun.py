@@ -50,12 +50,10 @@ class BegunSettings:
 
     def write(self, asked: Mapping[str, object]) -> None:
         """Whole or not at all. Raises OSError when the disk is full."""
-        partial = self.path.with_name(f".{self.path.name}.partial")
-        try:
+        from draft.training.whole_file import whole_file  # its package loads torch
+
+        with whole_file(self.path) as partial:
             partial.write_text(f"{json.dumps(asked, indent=2)}\n", encoding="utf-8")
-            partial.replace(self.path)
-        finally:
-            partial.unlink(missing_ok=True)
 
     def _read(self) -> Mapping[str, object]:
         try:
