@@ -158,13 +158,14 @@ async def _counted(
 
 @pytest.mark.parametrize("n", [1, 4])
 def test_a_step_of_a_stream_wakes_its_loop_once_and_one_task_does_the_rest(n: int) -> None:
-    short, long = (_work(count, stream=True, n=n) for count in (20, 60))
+    short, long = (_work(count, stream=True, n=n) for count in (20, 100))
     more = long.steps - short.steps
-    assert more == 40
+    assert more == 80
     assert long.wakes - short.wakes == more
     assert long.writes - short.writes == more  # also for several answers of one request
-    # The events, the loop's own reading of the wake-up, and the task that writes.
-    assert long.callbacks - short.callbacks <= 3 * more
+    # The events, the loop's own reading of the wake-up, and the task that writes; fifty are of the
+    # request itself. A bound, and not a count: two wake-ups may be read as one.
+    assert long.callbacks <= 3 * long.steps + 60
 
 
 def test_a_whole_answer_wakes_its_loop_as_often_as_a_short_one() -> None:
