@@ -37,8 +37,10 @@ setup: $(STAMP) ## make .venv and install the project into it
 serve: $(STAMP) ## fetch the demo model (once) and serve it on 127.0.0.1:8000
 	$(BIN)/dspark serve --config $(CONFIG) $(ARGS)
 
+# A process for each core and a thread for each process: two threads beside another busy process are
+# several times slower than one.
 test: $(TESTS) ## the tests, under ten minutes on two cores
-	$(BIN)/pytest -m "not gpu and not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not gpu and not slow" --numprocesses auto --maxprocesses 8
 
 check: $(STAMP) ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
