@@ -6,43 +6,35 @@ from typing import Any
 
 import torch
 
-from draft import Proposer
 from draft.matrices import matrices_dtype
 from engine.acceptance_history import PRIOR_CHANCE
 from engine.config import EngineConfig
 from engine.draft_budget import LoadBudget
 from engine.draft_building import DraftPath
 from engine.draft_loading import LoadedDraft
-from engine.graphs.building import Graphs
-from engine.memory import MemoryPlan
+from engine.model_preparing import PreparedModels
+from engine.passes import Passes
 from engine.resolve import resolve_num_draft_tokens
 from engine.step_costs import Curve
-from engine.target_building import TargetPath
-from engine.target_loading import LoadedTarget
 
 logger = logging.getLogger(__name__)
 
 
 def describe(
     config: EngineConfig,
-    target: LoadedTarget,
-    draft: LoadedDraft | None,
-    proposer: Proposer,
-    graphs: Graphs,
-    memory: MemoryPlan,
-    path: TargetPath,
-    draft_path: DraftPath,
+    models: PreparedModels,
+    passes: Passes,
     draft_budget: LoadBudget | None,
-    max_len: int,
     device: torch.device,
 ) -> dict[str, object]:
+    target, path, acceleration = models.target, models.path, models.acceleration
     return {
         "device": str(device),
         "dtype": str(target.dtype).removeprefix("torch."),
         "torch_threads": torch.get_num_threads(),
-        "attention": path.acceleration.attention,
-        "attention_reason": path.acceleration.attention_reason,
-        "graphs": {"tiers": list(graphs.tiers), "reason": graphs.reason},
+        "attention": acceleration.attention,
+        "attention_reason": acceleration.attention_reason,
+        "graphs": {"tiers": list(passes.graphs.tiers), "reason": passes.graphs.reason},
         "target": {
             "path": config.target,
             "type": type(target.model).__name__,
@@ -56,37 +48,46 @@ def describe(
             },
             "small_steps": {"path": path.name, "reason": path.reason},
         },
-        "draft": {
-            "path": config.draft,
-            "matrices": str(matrices_dtype(draft.network)).removeprefix("torch."),
-            "block_size": draft.config.block_size,
-            "sample_from_anchor": draft.config.sample_from_anchor,
-            "vocab_size": draft.config.num_outputs,
-            "num_draft_tokens": resolve_num_draft_tokens(config, draft.config.block_size),
-            "budget": _describe_budget(config, draft_budget),
-            "confidence_threshold": config.confidence_threshold,
-            "calibrated": draft.calibration is not None,
-            "layers": draft.config.num_layers,
-            "tap_layers": list(draft.config.tap_layers),
-            "markov_rank": draft.config.markov_rank,
-            "passes": {
-                "path": draft_path.name,
-                "reason": draft_path.reason,
-                "chain": "torch" if draft_path.chain_reason else draft_path.name,
-                "chain_reason": draft_path.chain_reason,
-            },
-        }
-        if draft is not None
-        else None,
+        "draft": _describe_draft(config, models.draft, passes.draft_path, draft_budget),
         "context_kv": {
             "mode": config.stacked_context_kv,
-            "path": proposer.context_kv_path,
-            "reason": proposer.context_kv_reason,
-            "fused": path.acceleration.context_kernel is not None,
-            "fused_reason": path.acceleration.context_reason,
+            "path": passes.proposer.context_kv_path,
+            "reason": passes.proposer.context_kv_reason,
+            "fused": acceleration.context_kernel is not None,
+            "fused_reason": acceleration.context_reason,
         },
-        "memory": dict(memory.describe()),
-        "max_len": max_len,
+        "memory": dict(passes.memory.describe()),
+        "max_len": passes.max_len,
+    }
+
+
+def _describe_draft(
+    config: EngineConfig,
+    draft: LoadedDraft | None,
+    path: DraftPath,
+    budget: LoadBudget | None,
+) -> dict[str, object] | None:
+    if draft is None:
+        return None
+    return {
+        "path": config.draft,
+        "matrices": str(matrices_dtype(draft.network)).removeprefix("torch."),
+        "block_size": draft.config.block_size,
+        "sample_from_anchor": draft.config.sample_from_anchor,
+        "vocab_size": draft.config.num_outputs,
+        "num_draft_tokens": resolve_num_draft_tokens(config, draft.config.block_size),
+        "budget": _describe_budget(config, budget),
+        "confidence_threshold": config.confidence_threshold,
+        "calibrated": draft.calibration is not None,
+        "layers": draft.config.num_layers,
+        "tap_layers": list(draft.config.tap_layers),
+        "markov_rank": draft.config.markov_rank,
+        "passes": {
+            "path": path.name,
+            "reason": path.reason,
+            "chain": "torch" if path.chain_reason else path.name,
+            "chain_reason": path.chain_reason,
+        },
     }
 
 
