@@ -116,14 +116,7 @@ class Training:
 
     def _run(self, prompts: Sequence[TrainingPrompt]) -> TrainingOutcome:
         config, target = self._config, self._target
-        room = config.max_tokens - config.answers.max_new_tokens
-        prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= room]
-        if not any(prompt.is_held_out for prompt in prompts):
-            logger.warning(
-                "none of %d prompts is held out, so nothing will say what the draft is worth; a "
-                "larger data.held_out, or more prompts, would keep some for that",
-                len(prompts),
-            )
+        prompts = self._that_fit(prompts)
         file = AnswerFile(path=config.output / "answers.jsonl", target=self._fingerprint)
         states = HiddenStateSource(
             target=target,
@@ -135,15 +128,7 @@ class Training:
         )
         with timed_stage("answers"):
             self._answer(prompts, file, states)
-        train = self._sequences([p for p in prompts if not p.is_held_out], file)
-        held_out = self._sequences([p for p in prompts if p.is_held_out], file)
-        held_out = held_out[: config.learning.validation_sequences]
-        if not train:
-            raise LoadError(
-                f"data.prompts: no sequence is left to train on: {len(prompts)} prompts have at "
-                f"most {room} tokens, and none of them that is not held out has an answer of "
-                f"answers.min_tokens, {config.answers.min_tokens}; accepted: at least one"
-            )
+        train, held_out = self._split(prompts, file)
         with by_transformers_alone(target.model, "sdpa"):
             network = begin_network(
                 config, target, train + held_out, seed=self._recipe.seed, device=self._device
@@ -165,7 +150,48 @@ class Training:
             num_held_out=len(held_out),
             mask_token_id=network.config.mask_token_id,
         )
-        card = model_card(
+        write_text(folder / "README.md", self._card(network, data, learned, lengths))
+        return TrainingOutcome(folder, learned, lengths)
+
+    @property
+    def _prompt_room(self) -> int:
+        """Tokens that a prompt may have, so that its answer fits behind it."""
+        return self._config.max_tokens - self._config.answers.max_new_tokens
+
+    def _that_fit(self, prompts: Sequence[TrainingPrompt]) -> list[TrainingPrompt]:
+        fitting = [prompt for prompt in prompts if len(prompt.token_ids) <= self._prompt_room]
+        if not any(prompt.is_held_out for prompt in fitting):
+            logger.warning(
+                "none of %d prompts is held out, so nothing will say what the draft is worth; a "
+                "larger data.held_out, or more prompts, would keep some for that",
+                len(fitting),
+            )
+        return fitting
+
+    def _split(
+        self, prompts: Sequence[TrainingPrompt], file: AnswerFile
+    ) -> tuple[list[TokenSequence], list[TokenSequence]]:
+        """Sequences to train on, and held-out ones. Raises LoadError without any of the former."""
+        train = self._sequences([p for p in prompts if not p.is_held_out], file)
+        held_out = self._sequences([p for p in prompts if p.is_held_out], file)
+        if not train:
+            raise LoadError(
+                f"data.prompts: no sequence is left to train on: {len(prompts)} prompts have at "
+                f"most {self._prompt_room} tokens, and none of them that is not held out has an "
+                f"answer of answers.min_tokens, {self._config.answers.min_tokens}; accepted: at "
+                "least one"
+            )
+        return train, held_out[: self._config.learning.validation_sequences]
+
+    def _card(
+        self,
+        network: DSparkNetwork,
+        data: TrainingData,
+        learned: Learned,
+        lengths: AcceptLengths | None,
+    ) -> str:
+        config = self._config
+        return model_card(
             target=config.target_name or Path(config.target).name,
             fingerprint=self._fingerprint,
             config=network.config,
@@ -177,8 +203,6 @@ class Training:
             learned=learned,
             lengths=lengths,
         )
-        write_text(folder / "README.md", card)
-        return TrainingOutcome(folder, learned, lengths)
 
     def _answer(
         self, prompts: Sequence[TrainingPrompt], file: AnswerFile, states: HiddenStateSource
