@@ -60,9 +60,10 @@ bench: $(STAMP) ## both comparisons the project is for
 	$(BIN)/dspark bench --config $(CONFIG) --compare speculation
 	$(BIN)/dspark bench --config $(CONFIG) --compare stacked
 
-docs: $(STAMP) ## write the pages that are made from the program anew
+docs: $(STAMP) ## write the pages that are made from the program, and the picture of results, anew
 	$(BIN)/python -m server.reference_docs
 	$(BIN)/python -m tests.engine.options_table
+	$(BIN)/python -m benchmarks.pictures
 
 clean: ## remove the virtual environment and caches of tools
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
