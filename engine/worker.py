@@ -29,6 +29,8 @@ from engine.telling import Listener, Telling
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_ANSWER_S = 5.0  # beyond a drain's own time, for the step that is being computed
+
 
 class EngineWorker:
     """EngineClient over an engine that runs in a thread of its own.
@@ -125,15 +127,19 @@ class EngineWorker:
 
     async def drain(self, timeout_s: float) -> bool:
         self._is_draining = True
-        deadline = time.monotonic() + timeout_s
-        while self.is_healthy():
-            if await self._post(lambda: self._engine.is_idle):
-                return True
+        try:
+            async with asyncio.timeout(timeout_s + _ANSWER_S):  # a step that hangs answers nobody
+                return await self._drained(deadline=time.monotonic() + timeout_s)
+        except (TimeoutError, EngineDead):
+            return False
+
+    async def _drained(self, *, deadline: float) -> bool:
+        while not await self._post(lambda: self._engine.is_idle):
             if time.monotonic() >= deadline:
                 await self.abort(None)
                 return False
             await asyncio.sleep(0.02)
-        return False
+        return True
 
     def close(self) -> None:
         """Stop the thread; requests that still run are told that the engine is gone."""

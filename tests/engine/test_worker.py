@@ -1,6 +1,7 @@
 """One thread owns the engine: callers come, leave, cancel; death is told to everyone."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -330,6 +331,58 @@ def test_draining_ends_what_takes_too_long(draft_folder: Path) -> None:
             finish = (await task)[-1].finish
             assert finish is not None
             assert finish.reason is FinishReason.ABORT
+
+    asyncio.run(scenario())
+
+
+def test_draining_does_not_wait_for_a_hanging_step(
+    draft_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+            is_stuck, may_go_on = threading.Event(), threading.Event()
+            step = worker._engine.step
+
+            def hang(**given: Any) -> list[TokenEvent]:
+                is_stuck.set()
+                may_go_on.wait(timeout=60)
+                return step(**given)
+
+            monkeypatch.setattr(worker._engine, "step", hang)
+            task = asyncio.create_task(collect(worker, ask(max_new_tokens=1)))
+            while not is_stuck.is_set():
+                await asyncio.sleep(0.005)
+            try:
+                assert await asyncio.wait_for(worker.drain(timeout_s=0.05), 10) is False
+            finally:
+                may_go_on.set()
+            await task
+
+    monkeypatch.setattr("engine.worker._ANSWER_S", 0.05)
+    asyncio.run(scenario())
+
+
+def test_draining_an_engine_that_dies_is_over(
+    draft_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+            step = worker._engine.step
+
+            def die_late(**given: Any) -> list[TokenEvent]:
+                time.sleep(0.05)
+                if worker._is_draining:
+                    time.sleep(0.1)  # drain asks meanwhile
+                    raise RuntimeError("out of luck")
+                return step(**given)
+
+            monkeypatch.setattr(worker._engine, "step", die_late)
+            task = asyncio.create_task(collect(worker, ask(max_new_tokens=100)))
+            while (await worker.snapshot()).num_running == 0:
+                await asyncio.sleep(0.005)
+            assert await worker.drain(timeout_s=20) is False
+            with pytest.raises(EngineDead):
+                await task
 
     asyncio.run(scenario())
 
