@@ -41,13 +41,17 @@ class MarkovHead(nn.Module):
         feature, state = self._feature(self.embed(previous_ids), hidden, state)
         return self.markov_w2(feature), state
 
+    @property
+    def tells_words_apart(self) -> bool:
+        """Whether `bias_of` can be asked, and slots that have not asked for `bias` do no harm."""
+        return type(self.markov_w2) is nn.Linear
+
     def bias_of(
         self, words: Int[Tensor, "n"], previous_id: Int[Tensor, ""], hidden: Float[Tensor, "E"]
-    ) -> Float[Tensor, "n"] | None:
-        """`bias` of one row for some of its words alone; None where that cannot be told apart."""
-        feature, state = self._feature(self.embed(previous_id)[None], hidden[None], None)
-        if state is not None or type(self.markov_w2) is not nn.Linear:
-            return None
+    ) -> Float[Tensor, "n"]:
+        """`bias` of one row for some of its words alone."""
+        assert isinstance(self.markov_w2, nn.Linear), type(self.markov_w2)
+        feature, _ = self._feature(self.embed(previous_id)[None], hidden[None], None)
         return self.markov_w2.weight[words].to(feature.dtype) @ feature[0]
 
     def state_after(
@@ -85,6 +89,8 @@ class RNNMarkovHead(MarkovHead):
 
     (u, c, o) = J · [state; w; hidden] + b;  state = σ(u)·state + (1 - σ(u))·tanh(c);  f = tanh(o)
     """
+
+    tells_words_apart = False  # each slot's state is the next one's
 
     def __init__(
         self, *, vocab_size: int, rank: int, hidden_size: int, num_outputs: int | None = None

@@ -43,6 +43,8 @@ class MaskedChain:
         Only their biases are computed, and they are added to these base logits. None where a row
         may say more, or the head cannot tell the biases apart: then it is the caller's to do.
         """
+        if head is not None and not head.tells_words_apart:
+            return None
         few = self._mask.few(_FEW) if len(self._mask.rows) == len(logits) else None
         if few is None:
             return None
@@ -56,10 +58,7 @@ class MaskedChain:
                 continue
             scores = logits[b, words]
             if head is not None:
-                bias = head.bias_of(words, previous_ids[b], hidden[b])
-                if bias is None:
-                    return None
-                scores = scores + bias
+                scores = scores + head.bias_of(words, previous_ids[b], hidden[b])
             said[b] = tokens[scores.argmax()]
         return said
 
