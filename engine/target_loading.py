@@ -167,18 +167,26 @@ def resolve_max_len(config: Any, wanted: int | None) -> int:
     if wanted is not None and wanted > limit:
         raise LoadError(f"model.max_model_len is {wanted}; the model was made for at most {limit}")
     max_len = wanted if wanted is not None else limit
-    _refuse_length_dependent_rope(config, max_len)
+    for rope in _ropes(config):
+        _refuse_length_dependent_rope(rope, config, max_len, limit)
     return max_len
 
 
-def _refuse_length_dependent_rope(config: Any, max_len: int) -> None:
-    rope = getattr(config, "rope_parameters", None) or {}
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """The parameters of all layers' rotations: one set, or one for each kind of layer."""
+    found: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    return [each for each in found.values() if isinstance(each, dict)] or [found]
+
+
+def _refuse_length_dependent_rope(
+    rope: dict[str, Any], config: Any, max_len: int, limit: int
+) -> None:
+    """limit: the model's own, which is the original one where nothing else is named."""
     if rope.get("rope_type") not in _LENGTH_DEPENDENT_ROPE:
         return
-    original = rope.get("original_max_position_embeddings") or getattr(
-        config, "original_max_position_embeddings", None
-    )
-    if original is None or max_len > original:
+    name = "original_max_position_embeddings"
+    original = rope.get(name) or getattr(config, name, None) or limit
+    if max_len > original:
         raise LoadError(
             f"rope_type {rope['rope_type']!r} takes other frequencies beyond {original} tokens, "
             f"for every sequence of a batch at once; set model.max_model_len to at most {original}"

@@ -183,13 +183,14 @@ def test_a_length_beyond_the_model_is_refused_with_both_numbers() -> None:
 
 
 def test_rope_that_follows_the_longest_neighbour_is_refused_beyond_its_original_length() -> None:
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    short = {**dynamic, "original_max_position_embeddings": 128}
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
     config = CONFIGS["llama"]()
-    config.rope_parameters = {
-        "rope_type": "dynamic",
-        "rope_theta": 10000.0,
-        "factor": 2.0,
-        "original_max_position_embeddings": 128,
-    }
-    with pytest.raises(LoadError, match=r"max_model_len to at most 128"):
-        resolve_max_len(config, None)
-    assert resolve_max_len(config, 128) == 128
+    for rope in (short, {"full_attention": short, "sliding_attention": plain}):
+        config.rope_parameters = rope
+        with pytest.raises(LoadError, match=r"max_model_len to at most 128"):
+            resolve_max_len(config, None)
+        assert resolve_max_len(config, 128) == 128
+    config.rope_parameters = dynamic  # beyond all that the model is served with
+    assert resolve_max_len(config, None) == 256
