@@ -242,17 +242,22 @@ class EngineClient(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
-    async def generate(
-        self, request: Request, hear: Callable[[TokenEvent], None], *, in_parts: bool = True
-    ) -> None:
+    async def generate(self, request: Request, hear: Callable[[TokenEvent], None]) -> None:
         """Run a request to its end; `hear` gets its events, the last of them with a finish.
 
-        It is called in this event loop, once for each event as it happens, or with in_parts
-        false for all of them at the end: then nobody is woken meanwhile. Cancelling the call
-        cancels the request, and so does what `hear` raises, which is raised here.
+        It is called in this event loop as they happen. Cancelling the call cancels the request,
+        and so does what `hear` raises, which is raised here.
 
         Raises RequestRejected, EngineBusy or EngineDraining before the first event, and
         EngineDead at any time.
+        """
+        ...
+
+    async def generate_whole(self, request: Request, events: list[TokenEvent]) -> None:
+        """The same without waking anybody before the end: `events` gains them as they happen.
+
+        So it has what there was when the call ends, however that ends. It may gain more behind a
+        call that was cancelled.
         """
         ...
 

@@ -17,11 +17,11 @@ class Listener:
     """Whoever waits for one request's events. Belongs to the event loop that it is made in."""
 
     def __init__(self, hear: Callable[[TokenEvent], None], *, in_parts: bool) -> None:
-        """in_parts false: nothing is heard before the end, and then all of it."""
+        """in_parts false: before the end `hear` is called in the engine's thread."""
         self.loop = asyncio.get_running_loop()
         self.in_parts = in_parts
+        self.hear = hear
         self.is_over = False  # the event with a finish has been heard
-        self._hear = hear
         self._end: asyncio.Future[None] = self.loop.create_future()
 
     async def until_over(self) -> None:
@@ -35,7 +35,7 @@ class Listener:
             self._end.set_exception(told)
             return
         try:
-            self._hear(told)
+            self.hear(told)
         except Exception as error:
             self._end.set_exception(error)
             return
@@ -56,20 +56,12 @@ class Telling:
 
     def __init__(self) -> None:
         self._untold: list[tuple[Listener, Told]] = []  # in the order in which it happened
-        self._kept: defaultdict[Listener, list[Told]] = defaultdict(list)  # until an end
 
     def add(self, listener: Listener, told: Told) -> None:
-        is_end = isinstance(told, EngineError) or told.finish is not None
-        if not listener.in_parts:
-            self._kept[listener].append(told)
-            if is_end:
-                self._untold += [(listener, each) for each in self._kept.pop(listener)]
-        else:
+        if listener.in_parts or isinstance(told, EngineError) or told.finish is not None:
             self._untold.append((listener, told))
-
-    def forget(self, listener: Listener) -> None:
-        """It has gone; what was kept for it is not told."""
-        self._kept.pop(listener, None)
+        else:
+            listener.hear(told)
 
     def tell(self) -> None:
         """Send it all on: one call in each loop, however many events there are."""
@@ -89,20 +81,19 @@ class Telling:
 
 def _deliver(batch: Sequence[tuple[Listener, Told]]) -> None:
     """Parts at once, whole answers one by one: all of an answer is a lot to turn into text."""
-    whole: defaultdict[Listener, list[Told]] = defaultdict(list)
+    ends = []
     for listener, told in batch:
         if listener.in_parts:
             listener.take(told)
         else:
-            whole[listener].append(told)
-    if whole:
-        _deliver_whole(list(whole.items()))
+            ends.append((listener, told))
+    if ends:
+        _deliver_ends(ends)
 
 
-def _deliver_whole(answers: Sequence[tuple[Listener, Sequence[Told]]]) -> None:
+def _deliver_ends(ends: Sequence[tuple[Listener, Told]]) -> None:
     """The first one; before the next the loop sees to what else has happened."""
-    (listener, all_told), *others = answers
-    for told in all_told:
-        listener.take(told)
+    (listener, told), *others = ends
+    listener.take(told)
     if others:
-        listener.loop.call_soon(_deliver_whole, others)
+        listener.loop.call_soon(_deliver_ends, others)

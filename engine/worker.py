@@ -81,12 +81,15 @@ class EngineWorker:
     def is_healthy(self) -> bool:
         return self._death is None
 
-    async def generate(
-        self, request: Request, hear: Callable[[TokenEvent], None], *, in_parts: bool = True
-    ) -> None:
+    async def generate(self, request: Request, hear: Callable[[TokenEvent], None]) -> None:
+        await self._generate(request, Listener(hear, in_parts=True))
+
+    async def generate_whole(self, request: Request, events: list[TokenEvent]) -> None:
+        await self._generate(request, Listener(events.append, in_parts=False))
+
+    async def _generate(self, request: Request, listener: Listener) -> None:
         if self._is_draining:
             raise EngineDraining("the server is shutting down and takes no new requests")
-        listener = Listener(hear, in_parts=in_parts)
         admitted = self._post(partial(self._admit, request, listener))
         try:
             await admitted
@@ -205,7 +208,6 @@ class EngineWorker:
 
     def _forget(self, request_id: str, listener: Listener) -> None:
         """The caller is gone: end its request unless another one has the id by now."""
-        self._telling.forget(listener)
         if self._listeners.get(request_id) is listener:
             del self._listeners[request_id]
             self._engine.abort(request_id)

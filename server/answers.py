@@ -1,16 +1,16 @@
 """From what the engine is asked to the text that a client sees, one or several prompts at once."""
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from functools import partial
+from typing import Any
 from uuid import uuid4
 
-from engine import EngineClient, Request
+from engine import EngineClient, Request, TokenEvent
 from server.asking import Ask
 from server.deadlines import TimeLimits, in_time
 from server.decoding import Decoder
-from server.deltas import Answer, Cut, Delta, answer_of, at_the_end, one_by_one, uncut
+from server.deltas import Answer, Cut, Delta, answer_of, joined, one_by_one, uncut
 from server.hearing import Hearing
 from server.inbox import Inbox, Silence
 from server.metrics import ServerMetrics
@@ -47,17 +47,17 @@ class Answers:
     async def whole(self, asks: Sequence[Ask], *, record: RequestRecord) -> list[Answer]:
         """The answers in the order of the asks. Raises as EngineClient.generate does.
 
-        Nobody is woken before one of them is complete.
-        """
-        answers: dict[int, Answer] = {}
-        following = self._follow_all(asks, at_the_end, record, silence_s=None, in_parts=False)
-        async with aclosing(following) as deltas:
-            async for gains in deltas:
-                assert not isinstance(gains, Silence), "silence was not asked for"
-                answers |= {index: answer_of(delta) for index, delta in gains}
-        return [answers[index] for index in range(len(asks))]
+        Nobody is woken before one of them is complete. Each is added to the record at its end.
 
-    def deltas(
+        When one fails, the others are cancelled and its error is raised.
+        """
+        tasks = [asyncio.create_task(self._whole(ask, record)) for ask in asks]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            await _end(tasks)
+
+    async def deltas(
         self,
         asks: Sequence[Ask],
         *,
@@ -65,27 +65,14 @@ class Answers:
         record: RequestRecord,
         token_by_token: bool = False,
     ) -> Deltas:
-        """What the answers gain, as it happens.
+        """What the answers gain, as it happens. The rest is as with `whole`.
 
-        Each answer that ends is added to the record. With token_by_token a delta has one token.
-
-        When one fails, the others are cancelled and its error is raised.
+        With token_by_token a delta has one token.
         """
-        cut = one_by_one if token_by_token else uncut
-        return self._follow_all(asks, lambda: cut, record, silence_s=silence_s, in_parts=True)
-
-    async def _follow_all(
-        self,
-        asks: Sequence[Ask],
-        new_cut: Callable[[], Cut],
-        record: RequestRecord,
-        *,
-        silence_s: float | None,
-        in_parts: bool,
-    ) -> Deltas:
         inbox: Inbox[tuple[int, Delta]] = Inbox(silence_s=silence_s)
+        cut = one_by_one if token_by_token else uncut
         tasks = [
-            asyncio.create_task(self._follow(i, ask, new_cut(), inbox, record, in_parts=in_parts))
+            asyncio.create_task(self._follow(i, ask, cut, inbox, record))
             for i, ask in enumerate(asks)
         ]
         num_open = len(tasks)
@@ -97,9 +84,15 @@ class Answers:
                 yield gains
         finally:
             inbox.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _end(tasks)
+
+    async def _whole(self, ask: Ask, record: RequestRecord) -> Answer:
+        request, hearing = self._begin(ask, record)
+        events: list[TokenEvent] = []
+        await self._see_through(ask, request, self._engine.generate_whole(request, events))
+        for event in events:
+            hearing.note(event)
+        return answer_of(hearing.delta(joined(events)))
 
     async def _follow(
         self,
@@ -108,25 +101,22 @@ class Answers:
         cut: Cut,
         inbox: Inbox[tuple[int, Delta]],
         record: RequestRecord,
-        *,
-        in_parts: bool,
     ) -> None:
-        asked_at = time.time()
-
-        def tell(delta: Delta) -> None:
-            if delta.finish is not None:
-                record.add(asked_at, delta.finish)
-            inbox.put((index, delta))
-
         try:
-            await self._answer(ask, cut, tell, in_parts=in_parts)
+            request, hearing = self._begin(ask, record)
+
+            def hear(event: TokenEvent) -> None:
+                hearing.note(event)
+                for part in cut(event):
+                    inbox.put((index, hearing.delta(part)))
+
+            await self._see_through(ask, request, self._engine.generate(request, hear))
+            assert hearing.is_over, f"an answer to {ask.names} ended without saying how"
         except Exception as error:
             inbox.fail(error)
 
-    async def _answer(
-        self, ask: Ask, cut: Cut, tell: Callable[[Delta], None], *, in_parts: bool
-    ) -> None:
-        """Have the engine answer, and tell the deltas to the one with the finish."""
+    def _begin(self, ask: Ask, record: RequestRecord) -> tuple[Request, Hearing]:
+        """What the engine is to be asked, and who is to hear of it."""
         table = StopTable(ask.stops)
         min_tokens = ask.params.min_new_tokens
         mask = ask.grammar.mask(ignore_eos=ask.params.ignore_eos) if ask.grammar else None
@@ -147,17 +137,20 @@ class Answers:
             text=AnswerText(decoder=self._decoder(ask), table=table, min_tokens=min_tokens),
             mask=mask,
             clock=self._metrics.clock(),
-            cut=cut,
-            tell=tell,
+            record=record,
         )
+        return request, hearing
 
-        async def is_waiting() -> bool:
-            return not hearing.has_begun and await self._engine.is_queued(request.request_id)
-
-        with self._named(request.request_id, ask.names):
-            answering = self._engine.generate(request, hearing.hear, in_parts=in_parts)
+    async def _see_through(
+        self, ask: Ask, request: Request, answering: Coroutine[Any, Any, None]
+    ) -> None:
+        """Answer to the end, in time; meanwhile the request goes by its names."""
+        self._running[request.request_id] = ask.names
+        try:
+            is_waiting = partial(self._engine.is_queued, request.request_id)
             await in_time(answering, self._limits, is_waiting=is_waiting)
-        assert hearing.is_over, f"the engine ended an answer to {ask.names} without saying how"
+        finally:
+            del self._running[request.request_id]
 
     def _decoder(self, ask: Ask) -> Decoder:
         return self._text.decoder(
@@ -166,10 +159,9 @@ class Answers:
             kept_ids=ask.kept_ids,
         )
 
-    @contextmanager
-    def _named(self, engine_id: str, names: tuple[str, ...]) -> Iterator[None]:
-        self._running[engine_id] = names
-        try:
-            yield
-        finally:
-            del self._running[engine_id]
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """None of them runs any more after this."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

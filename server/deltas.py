@@ -59,18 +59,8 @@ def one_by_one(event: TokenEvent) -> Sequence[TokenEvent]:
     ]
 
 
-def at_the_end() -> Cut:
-    """For one answer: nothing before its end, and then one event of all."""
-    events: list[TokenEvent] = []
-
-    def cut(event: TokenEvent) -> Sequence[TokenEvent]:
-        events.append(event)
-        return [_joined(events)] if event.finish is not None else ()
-
-    return cut
-
-
-def _joined(events: Sequence[TokenEvent]) -> TokenEvent:
+def joined(events: Sequence[TokenEvent]) -> TokenEvent:
+    """All events of an answer as one."""
     return replace(
         events[-1],
         token_ids=tuple(chain.from_iterable(event.token_ids for event in events)),
@@ -102,7 +92,7 @@ def delta_of(event: TokenEvent, answer: AnswerText, seconds: float, *, echo: str
 
 
 def answer_of(delta: Delta) -> Answer:
-    """Of an answer that was told at its end."""
+    """Of the one delta of an answer that came as a whole."""
     assert delta.finish is not None, "an answer without an end"
     return Answer(
         delta.text,

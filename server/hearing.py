@@ -1,18 +1,19 @@
 """One answer on its way from the engine's events to whoever tells of it."""
 
-from collections.abc import Callable
+import time
 
 from engine import TokenEvent
 from server.asking import Ask
-from server.deltas import Cut, Delta, delta_of
+from server.deltas import Delta, delta_of
 from server.errors import ApiError
 from server.grammars.following import GrammarMask
 from server.metrics import AnswerClock
+from server.records import RequestRecord
 from server.stops import AnswerText
 
 
 class Hearing:
-    """Hears an answer's events; what they add up to is told, a delta at a time."""
+    """Times an answer's events, and reads what they add to its text."""
 
     def __init__(
         self,
@@ -21,29 +22,37 @@ class Hearing:
         text: AnswerText,
         mask: GrammarMask | None,
         clock: AnswerClock,
-        cut: Cut,
-        tell: Callable[[Delta], None],
+        record: RequestRecord,
     ) -> None:
-        """mask is what holds the answer to the ask's grammar, if that has one."""
+        """Made when the engine is asked. An answer that ends is added to the record.
+
+        mask is what holds the answer to the ask's grammar, if that has one.
+        """
         self._ask = ask
         self._text = text
         self._mask = mask
         self._clock = clock
-        self._cut = cut
-        self._tell = tell
+        self._record = record
+        self._asked_at = time.time()
         self._echo = ask.echo
-        self.has_begun = False
+        self._seconds = 0.0
         self.is_over = False
 
-    def hear(self, event: TokenEvent) -> None:
-        """Raises ApiError where the answer can no longer keep to its grammar."""
-        self.has_begun = True
+    def note(self, event: TokenEvent) -> None:
+        """Every event comes here, in order."""
+        self._seconds = self._clock.saw(event)
+        if event.finish is not None:
+            self._record.add(self._asked_at, event.finish)
+            self.is_over = True
+
+    def delta(self, event: TokenEvent) -> Delta:
+        """Of the latest event, of a part of it, or of all events joined.
+
+        Raises ApiError where the answer can no longer keep to its grammar.
+        """
         self._check_grammar()
-        seconds = self._clock.saw(event)
-        for part in self._cut(event):
-            echo, self._echo = self._echo, ""
-            self._tell(delta_of(part, self._text, seconds, echo=echo))
-        self.is_over = event.finish is not None
+        echo, self._echo = self._echo, ""
+        return delta_of(event, self._text, self._seconds, echo=echo)
 
     def _check_grammar(self) -> None:
         grammar = self._ask.grammar

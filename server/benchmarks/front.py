@@ -109,9 +109,7 @@ class _Replay:
         self._step = tokens_per_event
         self.info = EngineInfo(1 << 20, 1 << 20, tokens_per_event, ())
 
-    async def generate(
-        self, request: Request, hear: Callable[[TokenEvent], None], *, in_parts: bool = True
-    ) -> None:
+    async def generate(self, request: Request, hear: Callable[[TokenEvent], None]) -> None:
         script, step = self._script, self._step
         for at in range(0, len(script), step):
             is_last = at + step >= len(script)

@@ -187,18 +187,22 @@ def test_whole_answers_that_end_together_let_other_work_in_between() -> None:
         loop = asyncio.get_running_loop()
         telling = Telling()
 
-        def hear(event: TokenEvent) -> None:
-            log.append(f"{event.request_id}{event.token_ids[0]}")
-            if event.finish is not None:
-                loop.call_soon(log.append, "other")
+        async def ask(name: str) -> None:
+            events: list[TokenEvent] = []
+            listener = Listener(events.append, in_parts=False)
+            listeners[name] = listener
+            await listener.until_over()
+            log.extend(f"{name}{event.token_ids[0]}" for event in events)
+            loop.call_soon(log.append, "other")
 
-        listeners = [Listener(hear, in_parts=False) for _ in range(2)]
+        listeners: dict[str, Listener] = {}
+        asking = [asyncio.create_task(ask(name)) for name in "ab"]
+        await asyncio.sleep(0)
         for token_id, finish in ((1, None), (2, ENDED)):
-            for name, listener in zip("ab", listeners, strict=True):
+            for name, listener in listeners.items():
                 telling.add(listener, TokenEvent(name, (token_id,), finish))
         telling.tell()
-        for listener in listeners:
-            await listener.until_over()
+        await asyncio.gather(*asking)
         return log
 
     assert asyncio.run(scenario())[:5] == ["a1", "a2", "other", "b1", "b2"]

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,14 @@ async def running(
 def ask(request_id: str = "a", max_new_tokens: int = 12, seed: int = 5) -> Request:
     (prompt,) = prompts(1, vocab=VOCAB, seed=seed)
     return Request(request_id, tuple(prompt), SamplingParams(max_new_tokens=max_new_tokens))
+
+
+def begun(
+    worker: EngineWorker, request: Request, events: list[TokenEvent], *, in_parts: bool
+) -> Coroutine[Any, Any, None]:
+    if in_parts:
+        return worker.generate(request, events.append)
+    return worker.generate_whole(request, events)
 
 
 async def collect(worker: EngineWorker, request: Request) -> list[TokenEvent]:
@@ -111,7 +119,7 @@ def test_a_loop_that_closes_over_its_requests_leaves_them(
     draft_folder: Path, in_parts: bool
 ) -> None:
     async def begin(worker: EngineWorker) -> None:
-        call = worker.generate(ask(max_new_tokens=100), lambda event: None, in_parts=in_parts)
+        call = begun(worker, ask(max_new_tokens=100), [], in_parts=in_parts)
         leaving.append(asyncio.create_task(call))
         while (await worker.snapshot()).num_used_pages == 0:
             await asyncio.sleep(0)
@@ -137,7 +145,7 @@ def test_leaving_in_the_middle_gives_the_pages_back(draft_folder: Path, in_parts
     async def scenario() -> None:
         async with running(draft_folder) as worker:
             events: list[TokenEvent] = []
-            call = worker.generate(ask(max_new_tokens=100), events.append, in_parts=in_parts)
+            call = begun(worker, ask(max_new_tokens=100), events, in_parts=in_parts)
             task = asyncio.create_task(call)
             while (await worker.snapshot()).num_used_pages == 0:
                 await asyncio.sleep(0)
@@ -191,7 +199,7 @@ def test_whoever_waits_for_a_whole_answer_is_woken_once(draft_folder: Path) -> N
             events: list[TokenEvent] = []
             with counted_wakes() as wakes:
                 request = ask(max_new_tokens=100)
-                await worker.generate(request, events.append, in_parts=False)
+                await worker.generate_whole(request, events)
             assert len(wakes) <= 2  # admitted, and all of it
             assert [e.token_ids for e in events] == [e.token_ids for e in expected]
             assert events[0].at < events[-1].at

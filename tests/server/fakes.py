@@ -75,12 +75,13 @@ class FakeEngine:
     def is_healthy(self) -> bool:
         return self._death is None
 
-    async def generate(
-        self, request: Request, hear: Callable[[TokenEvent], None], *, in_parts: bool = True
-    ) -> None:
+    async def generate(self, request: Request, hear: Callable[[TokenEvent], None]) -> None:
         async with aclosing(self._events(request)) as events:
             async for event in events:
                 hear(event)
+
+    async def generate_whole(self, request: Request, events: list[TokenEvent]) -> None:
+        await self.generate(request, events.append)
 
     async def _events(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         self.requests.append(request)
