@@ -89,9 +89,11 @@ class Answers:
     async def _whole(self, ask: Ask, record: RequestRecord) -> Answer:
         request, hearing = self._begin(ask, record)
         events: list[TokenEvent] = []
-        await self._see_through(ask, request, self._engine.generate_whole(request, events))
-        for event in events:
-            hearing.note(event)
+        try:
+            await self._see_through(ask, request, self._engine.generate_whole(request, events))
+        finally:  # what nobody waited for was computed all the same
+            for event in events:
+                hearing.note(event)
         return answer_of(hearing.delta(joined(events)))
 
     async def _follow(

@@ -64,6 +64,7 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.running: set[str] = set()
         self.queued: set[str] = set()
+        self.num_told = 0  # events
         self.num_cancelled = 0
         self.profile: str | None = None
         self.mode: ContextKVMode = "auto"
@@ -79,6 +80,7 @@ class FakeEngine:
         async with aclosing(self._events(request)) as events:
             async for event in events:
                 hear(event)
+                self.num_told += 1
 
     async def generate_whole(self, request: Request, events: list[TokenEvent]) -> None:
         await self.generate(request, events.append)

@@ -1,12 +1,14 @@
 """What /metrics exposes, read back with the official parser."""
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine import EngineSnapshot
 from server.metrics import outcome_of
 from tests.server.conftest import Connect
-from tests.server.fakes import FakeEngine
+from tests.server.fakes import FakeEngine, app_with, served, wait_until
+from tests.server.test_disconnect import asking, has_counted
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -106,6 +108,22 @@ def test_each_answer_is_timed_once_and_each_further_commit_once(connect: Connect
     assert {name: samples[f"{name}_count", ()] for name in counts} == counts
     assert samples["request_queue_time_seconds_sum", ()] == pytest.approx(0.002)
     assert samples["request_accept_length_sum", ()] == pytest.approx(2 * (1 + 4 / 3))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_was_given_up_is_timed_as_far_as_it_came(stream: bool) -> None:
+    engine = FakeEngine(steps_before_pause=2)
+    with served(app_with(engine)) as address:
+        with asking(address, "/generate", {"text": "hi", "stream": stream}):
+            wait_until(lambda: engine.num_told == 2)
+        wait_until(lambda: has_counted(address, "cancelled"))
+        samples = samples_of(httpx.get(f"{address}/metrics").text)
+    counts = {
+        "time_to_first_token_seconds": 1,
+        "inter_token_latency_seconds": 1,
+        "e2e_request_latency_seconds": 0,
+    }
+    assert {name: samples[f"{name}_count", ()] for name in counts} == counts
 
 
 def test_two_services_in_one_process_count_apart(connect: Connect) -> None:
