@@ -3,8 +3,10 @@
 import json
 import logging
 import re
+from collections.abc import Sequence
 
-from server.records import RequestRecord
+from engine import Finish, FinishReason
+from server.records import GivenUp, RequestRecord
 
 logger = logging.getLogger(__name__)
 
@@ -29,20 +31,32 @@ def _pairs(record: RequestRecord) -> list[tuple[str, object]]:
         ("status", record.status),
         ("seconds", f"{record.seconds:.3f}"),
     ]
-    return pairs + _answer_pairs(record) if record.answers else pairs
+    if record.answers or record.given_up:
+        pairs += _count_pairs(record)
+    if record.answers:
+        pairs += _answer_pairs([answer.finish for answer in record.answers])
+    return pairs
 
 
-def _answer_pairs(record: RequestRecord) -> list[tuple[str, object]]:
-    """Counts are sums over the answers of a request; times are the longest one's."""
-    ends = [answer.finish for answer in record.answers]
+def _count_pairs(record: RequestRecord) -> list[tuple[str, object]]:
+    """Sums over the answers of a request, those that were given up included."""
+    ends, given_up = [answer.finish for answer in record.answers], record.given_up
+    reasons = {end.reason for end in ends} | ({FinishReason.ABORT} if given_up else set())
+    told: list[Finish | GivenUp] = [*ends, *given_up]
+    return [
+        ("answers", len(told)),
+        ("finish", ",".join(sorted(reasons))),
+        ("prompt_tokens", sum(answer.num_prompt_tokens for answer in told)),
+        ("output_tokens", sum(answer.num_output_tokens for answer in told)),
+    ]
+
+
+def _answer_pairs(ends: Sequence[Finish]) -> list[tuple[str, object]]:
+    """What only an end tells. Counts are sums; times are the longest one's."""
     rounds = sum(end.speculation.num_rounds for end in ends)
     accepted = sum(end.speculation.num_accepted for end in ends)
     return [
-        ("answers", len(ends)),
-        ("finish", ",".join(sorted({end.reason.value for end in ends}))),
-        ("prompt_tokens", sum(end.num_prompt_tokens for end in ends)),
         ("cached_tokens", sum(end.num_cached_tokens for end in ends)),
-        ("output_tokens", sum(end.num_output_tokens for end in ends)),
         ("queue_s", f"{max(end.queue_seconds for end in ends):.3f}"),
         ("prefill_s", f"{max(end.prefill_seconds for end in ends):.3f}"),
         ("decode_s", f"{max(end.decode_seconds for end in ends):.3f}"),

@@ -1,12 +1,13 @@
 """From what the engine is asked to the text that a client sees, one or several prompts at once."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from engine import EngineClient, Request, TokenEvent
+from engine import EngineClient, EngineError, Request, TokenEvent
 from server.asking import Ask
 from server.deadlines import TimeLimits, in_time
 from server.decoding import Decoder
@@ -47,7 +48,7 @@ class Answers:
     async def whole(self, asks: Sequence[Ask], *, record: RequestRecord) -> list[Answer]:
         """The answers in the order of the asks. Raises as EngineClient.generate does.
 
-        Nobody is woken before one of them is complete. Each is added to the record at its end.
+        Nobody is woken before one of them is complete. Each is on the record at its end.
 
         When one fails, the others are cancelled and its error is raised.
         """
@@ -87,14 +88,14 @@ class Answers:
             await _end(tasks)
 
     async def _whole(self, ask: Ask, record: RequestRecord) -> Answer:
-        request, hearing = self._begin(ask, record)
         events: list[TokenEvent] = []
-        try:
-            await self._see_through(ask, request, self._engine.generate_whole(request, events))
-        finally:  # what nobody waited for was computed all the same
-            for event in events:
-                hearing.note(event)
-        return answer_of(hearing.delta(joined(events)))
+        with self._asked(ask, record) as (request, hearing):
+            try:
+                await self._in_time(request, self._engine.generate_whole(request, events))
+            finally:  # what nobody waited for was computed all the same
+                for event in events:
+                    hearing.note(event)
+            return answer_of(hearing.delta(joined(events)))
 
     async def _follow(
         self,
@@ -105,20 +106,21 @@ class Answers:
         record: RequestRecord,
     ) -> None:
         try:
-            request, hearing = self._begin(ask, record)
+            with self._asked(ask, record) as (request, hearing):
 
-            def hear(event: TokenEvent) -> None:
-                hearing.note(event)
-                for part in cut(event):
-                    inbox.put((index, hearing.delta(part)))
+                def hear(event: TokenEvent) -> None:
+                    hearing.note(event)
+                    for part in cut(event):
+                        inbox.put((index, hearing.delta(part)))
 
-            await self._see_through(ask, request, self._engine.generate(request, hear))
-            assert hearing.is_over, f"an answer to {ask.names} ended without saying how"
+                await self._in_time(request, self._engine.generate(request, hear))
+                assert hearing.is_over, f"an answer to {ask.names} ended without saying how"
         except Exception as error:
             inbox.fail(error)
 
-    def _begin(self, ask: Ask, record: RequestRecord) -> tuple[Request, Hearing]:
-        """What the engine is to be asked, and who is to hear of it."""
+    @contextmanager
+    def _asked(self, ask: Ask, record: RequestRecord) -> Iterator[tuple[Request, Hearing]]:
+        """What the engine is asked by these names, and who hears of it."""
         table = StopTable(ask.stops)
         min_tokens = ask.params.min_new_tokens
         mask = ask.grammar.mask(ignore_eos=ask.params.ignore_eos) if ask.grammar else None
@@ -141,18 +143,20 @@ class Answers:
             clock=self._metrics.clock(),
             record=record,
         )
-        return request, hearing
-
-    async def _see_through(
-        self, ask: Ask, request: Request, answering: Coroutine[Any, Any, None]
-    ) -> None:
-        """Answer to the end, in time; meanwhile the request goes by its names."""
         self._running[request.request_id] = ask.names
         try:
-            is_waiting = partial(self._engine.is_queued, request.request_id)
-            await in_time(answering, self._limits, is_waiting=is_waiting)
+            yield request, hearing
+        except EngineError:
+            raise  # it has refused or died, and nobody has given anything up
+        except BaseException:
+            hearing.give_up()
+            raise
         finally:
             del self._running[request.request_id]
+
+    async def _in_time(self, request: Request, answering: Coroutine[Any, Any, None]) -> None:
+        is_waiting = partial(self._engine.is_queued, request.request_id)
+        await in_time(answering, self._limits, is_waiting=is_waiting)
 
     def _decoder(self, ask: Ask) -> Decoder:
         return self._text.decoder(

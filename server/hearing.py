@@ -8,7 +8,7 @@ from server.deltas import Delta, delta_of
 from server.errors import ApiError
 from server.grammars.following import GrammarMask
 from server.metrics import AnswerClock
-from server.records import RequestRecord
+from server.records import GivenUp, RequestRecord
 from server.stops import AnswerText
 
 
@@ -24,7 +24,7 @@ class Hearing:
         clock: AnswerClock,
         record: RequestRecord,
     ) -> None:
-        """Made when the engine is asked. An answer that ends is added to the record.
+        """Made when the engine is asked. Where the answer ends, it is put on the record.
 
         mask is what holds the answer to the ask's grammar, if that has one.
         """
@@ -36,14 +36,21 @@ class Hearing:
         self._asked_at = time.time()
         self._echo = ask.echo
         self._seconds = 0.0
+        self._num_tokens = 0
         self.is_over = False
 
     def note(self, event: TokenEvent) -> None:
         """Every event comes here, in order."""
         self._seconds = self._clock.saw(event)
+        self._num_tokens += len(event.token_ids)
         if event.finish is not None:
             self._record.add(self._asked_at, event.finish)
             self.is_over = True
+
+    def give_up(self) -> None:
+        """No more will be heard."""
+        if not self.is_over:
+            self._record.given_up.append(GivenUp(len(self._ask.prompt_ids), self._num_tokens))
 
     def delta(self, event: TokenEvent) -> Delta:
         """Of the latest event, of a part of it, or of all events joined.

@@ -20,6 +20,14 @@ class AnswerRecord:
     finish: Finish
 
 
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """One answer that was cancelled: its client left, a limit was reached, or another failed."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int  # that the engine had told of
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """One HTTP request. Its route adds the answers; the middleware fills in how it ended."""
@@ -33,6 +41,7 @@ class RequestRecord:
     status: int = 500  # what the client saw or would have seen; of an answer that never began
     seconds: float = 0.0
     answers: list[AnswerRecord] = field(default_factory=list)
+    given_up: list[GivenUp] = field(default_factory=list)
 
     def add(self, asked_at: float, finish: Finish) -> None:
         self.answers.append(AnswerRecord(asked_at, finish))

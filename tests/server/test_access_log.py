@@ -5,8 +5,9 @@ import logging
 import httpx
 import pytest
 
-from engine import Finish, FinishReason, SpeculationStats
+from engine import EngineBusy, Finish, FinishReason, SpeculationStats
 from server.access_log import log_request
+from server.deadlines import TimeLimits
 from server.records import RequestRecord
 from tests.server.conftest import Connect
 from tests.server.fakes import FakeEngine, app_with, served, wait_until
@@ -61,13 +62,39 @@ def test_a_refusal_is_logged_by_its_status_alone(
     assert "secret" not in caplog.text
 
 
-def test_a_lost_client_is_logged_as_such(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_lost_client_is_logged_as_such_with_what_was_computed_for_it(
+    caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
     engine = FakeEngine(steps_before_pause=1)
     with served(app_with(engine)) as address:
-        with asking(address, "/generate", {"text": "hi"}):
-            wait_until(lambda: len(engine.running) == 1)
+        with asking(address, "/generate", {"text": ["hi", "hello"], "stream": stream}):
+            wait_until(lambda: engine.num_told == 2)
         wait_until(lambda: bool(lines(caplog)))
-    assert lines(caplog)[0]["status"] == "499"
+    (line,) = lines(caplog)
+    told = ("status", "answers", "finish", "prompt_tokens", "output_tokens")
+    assert [line[name] for name in told] == ["499", "2", "abort", "9", "6"]
+    assert "decode_s" not in line  # only an end tells of it
+
+
+def test_an_answer_that_took_too_long_is_logged_with_what_was_computed_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = FakeEngine(steps_before_pause=1)
+    with served(app_with(engine, limits=TimeLimits(request_s=0.1))) as address:
+        assert httpx.post(f"{address}/generate", json={"text": "hi"}).status_code == 504
+    (line,) = lines(caplog)
+    assert [line[name] for name in ("status", "finish", "output_tokens")] == ["504", "abort", "3"]
+
+
+def test_what_the_engine_refuses_has_no_answers(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = connect(FakeEngine(refusal=EngineBusy("the queue of 2 is full")))
+    client.post("/generate", json={"text": "hi"})
+    (line,) = lines(caplog)
+    assert line["status"] == "429"
+    assert "answers" not in line
 
 
 def test_what_is_polled_is_not_logged_at_info(
