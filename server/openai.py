@@ -49,6 +49,7 @@ def openai_routes(
             api,
             request.state.request_id,
             options.served_name,
+            asks,
             new_parser=new_parser,
             with_speculation=bool(body.return_speculation),
             num_choices=body.num_choices,
@@ -61,10 +62,10 @@ def openai_routes(
                 record=request.state.record,
                 token_by_token=body.streaming.token_by_token,
             )
-            encoder = OpenAIEncoder(form, asks, body.streaming)
+            encoder = OpenAIEncoder(form, body.streaming)
             return await EventStream.start(request, deltas, encoder)
         whole = await unless_gone(request.receive, answers.whole(asks, record=request.state.record))
-        return JSONResponse(form.whole(asks, whole))
+        return JSONResponse(form.whole(whole))
 
     @router.post("/completions", response_model=None, responses=ANSWER)
     async def completions(body: CompletionBody, request: Request) -> Response:

@@ -69,6 +69,7 @@ class Form:
         api: Api,
         request_id: str,
         model: str,
+        asks: Sequence[Ask],
         *,
         new_parser: NewParser,
         with_speculation: bool,
@@ -77,6 +78,7 @@ class Form:
     ) -> None:
         """num_choices: answers of each prompt."""
         self.api = api
+        self.asks = asks  # one for each choice
         self.new_parser = new_parser
         self.num_choices = num_choices
         self.logprobs = logprobs
@@ -87,9 +89,9 @@ class Form:
             "model": model,
         }
 
-    def whole(self, asks: Sequence[Ask], answers: Sequence[Answer]) -> dict[str, object]:
+    def whole(self, answers: Sequence[Answer]) -> dict[str, object]:
         choices = []
-        for index, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
+        for index, (ask, answer) in enumerate(zip(self.asks, answers, strict=True)):
             parts = read_whole(self.new_parser(), answer.text)
             has_called = any(isinstance(part, ToolCall) for part in parts)
             said = self.api.tell_whole(parts)
@@ -123,21 +125,26 @@ class Form:
             "finish_reason": reason,
         }
         if finish is not None:
-            choice["stop_reason"] = finish.matched  # vLLM's: which stop it was
+            choice["stop_reason"] = self._stop_asked_for(index, finish.matched)
             if self._with_speculation:
                 choice["speculation"] = speculation_block(finish.speculation)
         return choice
+
+    def _stop_asked_for(self, index: int, matched: int | str | None) -> int | str | None:
+        """As vLLM tells it: the model's own end of text is no stop that anybody asked for."""
+        if isinstance(matched, int) and matched not in self.asks[index].params.stop_token_ids:
+            return None
+        return matched
 
 
 class OpenAIEncoder:
     """Chunks of what is new; the last of each choice has its finish reason."""
 
-    def __init__(self, form: Form, asks: Sequence[Ask], streaming: StreamOptions) -> None:
+    def __init__(self, form: Form, streaming: StreamOptions) -> None:
         self._form = form
-        self._asks = asks
         self._streaming = streaming
         self._num_tokens = 0  # of all choices
-        self._choices = [_ChoiceState(form, ask) for ask in asks]
+        self._choices = [_ChoiceState(form, ask) for ask in form.asks]
         self._finishes: dict[int, Finish] = {}  # by the choice's index
 
     def encode(self, index: int, delta: Delta) -> Iterator[Mapping[str, object]]:
@@ -177,7 +184,7 @@ class OpenAIEncoder:
         return {**chunk, "usage": None} if self._streaming.include_usage else chunk
 
     def _usage_so_far(self) -> dict[str, object]:
-        prompt = sum(len(ask.prompt_ids) for ask in self._asks[:: self._form.num_choices])
+        prompt = sum(len(ask.prompt_ids) for ask in self._form.asks[:: self._form.num_choices])
         return {
             "prompt_tokens": prompt,
             "completion_tokens": self._num_tokens,

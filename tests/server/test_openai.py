@@ -8,7 +8,7 @@ import pytest
 
 from engine import EngineBusy, EngineDraining, RequestRejected
 from server.keys import Keys
-from tests.server.byte_text import BOS
+from tests.server.byte_text import BOS, EOS
 from tests.server.conftest import Connect
 from tests.server.fakes import FakeEngine, app_with, served
 from tests.server.test_bad_input import error_of
@@ -80,6 +80,26 @@ def test_a_stop_is_left_out_and_named(client: openai.OpenAI) -> None:
     assert answer.choices[0].text == "one"
     assert answer.choices[0].finish_reason == "stop"
     assert answer.choices[0].model_extra == {"stop_reason": ", "}
+
+
+@pytest.mark.parametrize(
+    ("asked", "stop_reason"),
+    [
+        ({}, None),
+        ({"stop_token_ids": [EOS]}, EOS),
+        ({"stop": ["w"]}, "w"),
+        ({"max_tokens": 1}, None),
+    ],
+    ids=["own end", "its id", "string", "length"],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_reason_is_a_stop_that_was_asked_for(
+    connect: Connect, asked: dict[str, Any], stop_reason: str | int | None, stream: bool
+) -> None:
+    body = {"prompt": "hi", "stream": stream, **asked}
+    response = connect().post("/v1/completions", json=body)
+    last = events_of(response.text)[-1] if stream else response.json()
+    assert last["choices"][0]["stop_reason"] == stop_reason
 
 
 def test_a_chat_is_answered_by_the_assistant(client: openai.OpenAI) -> None:
