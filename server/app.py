@@ -19,7 +19,7 @@ from server.documented import ERRORS
 from server.errors import install_error_handlers
 from server.keys import ApiKeys
 from server.metrics import ServerMetrics
-from server.middleware import BodyLimit, Crashes, RequestIds, ShortWay
+from server.middleware import BodyLimit, Crashes, Heads, RequestIds, ShortWay
 from server.native import native_routes
 from server.openai import openai_routes
 from server.options import ServerOptions
@@ -87,6 +87,7 @@ def create_app(
     add_docs_page(app)
     install_error_handlers(app)
     # The last one added is the first to see a request.
+    app.add_middleware(Heads)
     app.add_middleware(Crashes)
     app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes)
     app.add_middleware(ApiKeys, keys=options.keys, open_paths=_OPEN_PATHS)

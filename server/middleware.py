@@ -1,4 +1,4 @@
-"""What happens to every request around its route: an id, the body's size, the crash.
+"""What happens to every request around its route: an id, the body's size, HEAD, the crash.
 
 Plain ASGI: wrapping a response in a task of its own would hide a lost client from the routes.
 """
@@ -56,6 +56,18 @@ class ShortWay:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             scope.setdefault("state", {})["send_part"] = send
+        await self._app(scope, receive, send)
+
+
+class Heads:
+    """Answers HEAD as GET, for whoever only looks; the web server leaves the body out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
         await self._app(scope, receive, send)
 
 

@@ -1,6 +1,7 @@
 """Looking at the engine and steering it."""
 
 import asyncio
+import logging
 import threading
 from typing import Any
 
@@ -18,6 +19,22 @@ def test_a_living_engine_is_healthy_and_ready(connect: Connect) -> None:
     client = connect()
     assert client.get("/health").json() == {"status": "ok"}
     assert client.get("/ready").json() == {"status": "ready"}
+
+
+def test_a_head_tells_what_a_get_would_without_a_body(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "server.access_log")
+    engine = FakeEngine()
+    with served(app_with(engine)) as address, httpx.Client(base_url=address) as client:
+        for path in ("/health", "/ready", "/v1/models", "/v1/models/tiny", "/docs"):
+            head, get = client.head(path), client.get(path)
+            assert (head.status_code, head.content) == (200, b"")
+            for name in ("content-length", "content-type"):
+                assert head.headers[name] == get.headers[name]
+        assert "method=HEAD path=/v1/models " in caplog.text
+        assert client.head("/v1/models/other").status_code == 404
+        assert client.head("/generate").status_code == 405
+        engine.die()
+        assert client.head("/health").status_code == 503
 
 
 def test_a_dead_engine_is_neither_and_everything_else_still_answers(connect: Connect) -> None:
