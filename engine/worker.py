@@ -71,6 +71,7 @@ class EngineWorker:
         self._death: EngineDead | None = None
         self._is_draining = False
         self._is_closing = False
+        self._has_left = False  # the thread, and nobody takes calls any more
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -166,6 +167,8 @@ class EngineWorker:
             self._die(EngineDead("the engine has stopped; the server's log says why"))
         while not self._is_closing:
             self._inbox.get()()  # every call finds self._death and passes it on
+        self._has_left = True
+        self._refuse_the_rest()
 
     def _step(self) -> None:
         if self._engine.is_idle:
@@ -233,8 +236,6 @@ class EngineWorker:
             self._telling.add(listener, death)
         self._telling.tell()
         self._listeners.clear()
-        while not self._inbox.empty():
-            self._inbox.get()()
 
     # -- the way in ---------------------------------------------------------------------------
 
@@ -256,7 +257,20 @@ class EngineWorker:
                 done.set_exception(error)
                 raise
 
-        if self._is_closing:
-            raise EngineDead("the engine was closed")
         self._inbox.put(run)
+        if self._has_left:
+            self._refuse_the_rest()
         return asyncio.wrap_future(done)
+
+    def _refuse_the_rest(self) -> None:
+        """Done by the thread when it leaves, and from then on by whoever still posts.
+
+        So a call is refused whether it was posted before or after that. None does anything else:
+        all of them find self._death.
+        """
+        while True:
+            try:
+                call = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            call()

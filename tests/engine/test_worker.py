@@ -287,6 +287,51 @@ def test_when_the_loop_dies_nobody_is_left_waiting(
     assert "out of luck" in caplog.text
 
 
+class ClosedOnTheWay:
+    """An inbox that closes the engine while the first call is on its way in."""
+
+    def __init__(self, worker: EngineWorker) -> None:
+        self._worker, self._inbox = worker, worker._inbox
+
+    def put(self, call: Callable[[], None]) -> None:
+        self._worker._inbox = self._inbox
+        self._worker.close()
+        self._inbox.put(call)
+
+
+def test_who_comes_while_the_engine_is_closed_is_not_left_waiting(draft_folder: Path) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+            worker._inbox = ClosedOnTheWay(worker)  # type: ignore[assignment]
+            for _ in range(2):  # who comes in that moment, and who comes after
+                with pytest.raises(EngineDead, match="closed"):
+                    await asyncio.wait_for(collect(worker, ask()), 10)
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_in_front_of_a_dead_engine_that_is_closed_is_refused(
+    draft_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running(draft_folder) as worker:
+            monkeypatch.setattr(worker._engine, "step", None)
+            with pytest.raises(EngineDead):
+                await collect(worker, ask())
+            go_on = threading.Event()
+            worker._inbox.put(go_on.wait)  # type: ignore[arg-type]
+            waiting = [asyncio.create_task(worker.flush_cache()) for _ in range(2)]
+            closing = asyncio.create_task(asyncio.to_thread(worker.close))
+            while not worker._is_closing:
+                await asyncio.sleep(0)
+            go_on.set()
+            ended = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
+            assert [type(error) for error in ended] == [EngineDead, EngineDead]
+            await closing
+
+    asyncio.run(scenario())
+
+
 def test_a_snapshot_does_not_wait_for_a_hanging_step(
     draft_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
