@@ -219,11 +219,10 @@ class CountBody(Body):
         return self
 
     def chat(self) -> list[Message]:
-        """The prompt as a chat: what the system says first, then the turns."""
+        """The prompt as a chat: what the system says first, if anything, then the turns."""
         turns = [message for turn in self.messages for message in turn.messages()]
-        if self.system is None:
-            return turns
-        return [Message(role="system", content=_joined(self.system)), *turns]
+        system = _joined(self.system or "")
+        return [Message(role="system", content=system), *turns] if system else turns
 
     @property
     def goes_on(self) -> bool:

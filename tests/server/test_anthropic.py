@@ -80,6 +80,13 @@ def test_blocks_of_text_are_joined_and_roles_alternate(client: anthropic.Anthrop
     )
 
 
+@pytest.mark.parametrize("system", ["", [], [{"type": "text", "text": ""}]])
+def test_a_system_that_says_nothing_is_none(client: anthropic.Anthropic, system: Any) -> None:
+    """A template that has words of its own for want of others keeps them."""
+    message = client.messages.create(**BODY, system=system)
+    assert message.content[0].text == "user: hi\nassistant: "  # type: ignore[union-attr]
+
+
 def test_an_answer_goes_on_with_what_the_assistant_has_begun(client: anthropic.Anthropic) -> None:
     begun: Any = [USER, {"role": "assistant", "content": "It is"}]
     message = client.messages.create(**{**BODY, "messages": begun})
