@@ -11,7 +11,7 @@ from fastapi import HTTPException
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import Failure, failure_of
+from server.errors import ANTHROPIC_PATH, Failure, failure_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,10 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if scope["path"].startswith(ANTHROPIC_PATH):
+                    headers["request-id"] = request_id  # as that API's clients look for it
             await send(message)
 
         await self._app(scope, receive, send_with_id)

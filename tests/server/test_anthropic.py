@@ -52,6 +52,14 @@ def test_a_message_is_answered_with_blocks_a_reason_and_usage(
     assert message.usage.output_tokens == 38
 
 
+def test_the_client_is_told_the_name_of_its_request(client: anthropic.Anthropic) -> None:
+    named = {"x-request-id": "r-1"}
+    assert client.messages.create(**BODY, extra_headers=named)._request_id == "r-1"
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(**{**BODY, "max_tokens": 0}, extra_headers=named)
+    assert caught.value.request_id == "r-1"
+
+
 def test_an_answer_ends_at_its_limit_or_at_a_stop_that_is_named(
     client: anthropic.Anthropic,
 ) -> None:
