@@ -8,7 +8,7 @@ The table below is the one place that gives an engine's error its status.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -160,10 +160,16 @@ async def _known(request: Request, error: Exception) -> Response:
 
 
 async def _http(request: Request, error: Exception) -> Response:
-    """No such route, no such method: say which, and what there is."""
+    """No such route, no such method, no JSON: say which, and what is accepted."""
     assert isinstance(error, HTTPException), error
     failure = failure_of(error)
-    if failure.status == 404:
+    encoding = request.headers.get("content-encoding")
+    if failure.status == 400 and encoding is not None:
+        message = (
+            f"{failure.message}: it came with 'content-encoding: {encoding}'; send it as it is"
+        )
+        failure = replace(failure, message=message)
+    elif failure.status == 404:
         failure = Failure(404, f"no route {request.url.path}", code="unknown_route")
     elif failure.status == 405:
         accepted = (error.headers or {}).get("Allow", "another method")

@@ -1,5 +1,6 @@
 """What is wrong with a request is said in one shape: the field, what was found and accepted."""
 
+import gzip
 import json
 from typing import Any
 
@@ -299,6 +300,12 @@ def test_a_body_that_is_no_json_object_is_refused(
         if route == "/generate":
             assert all(word in message for word in words), message
     assert client.post("/generate", json={"text": "hi"}).status_code == 200
+
+
+def test_a_compressed_body_is_refused_with_what_it_is(connect: Connect) -> None:
+    headers = {**JSON, "content-encoding": "gzip"}
+    response = connect().post("/generate", content=gzip.compress(b"{}"), headers=headers)
+    assert "'content-encoding: gzip'; send it as it is" in error_of(response)["message"]
 
 
 def test_a_form_is_no_json_and_the_refusal_says_which_header_to_send(connect: Connect) -> None:
