@@ -12,6 +12,9 @@ from fastapi import FastAPI
 from server.certificate import Certificate
 
 _FLUSH_SECONDS = 5  # for last bytes to slow clients, once the engine has finished
+# That a connection may be idle: longer than load balancers keep theirs, mostly 60. Who closes it
+# first should be the side that sends requests, and knows of those on their way.
+_IDLE_SECONDS = 75
 
 
 class DrainingServer(uvicorn.Server):
@@ -38,6 +41,7 @@ class DrainingServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=_FLUSH_SECONDS,
+                timeout_keep_alive=_IDLE_SECONDS,
                 ssl_certfile=certificate.file if certificate else None,
                 ssl_keyfile=certificate.keyfile if certificate else None,
             )

@@ -119,6 +119,11 @@ def test_the_second_signal_hurries_what_the_first_one_waits_for() -> None:
     assert service.log == ["ready", "abandoned", "drained"]
 
 
+def test_an_idle_connection_outlasts_that_of_a_load_balancer() -> None:
+    with running(SlowService()) as (server, _, _):
+        assert server.config.timeout_keep_alive > 60
+
+
 def test_after_the_end_nobody_answers() -> None:
     service = SlowService()
     with running(service) as (server, url, thread):
