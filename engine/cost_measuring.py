@@ -121,13 +121,14 @@ def measure_costs(
 ) -> StepCosts:
     """Run passes of several sizes in turns, and keep the least seconds of each.
 
-    Takes little longer than limit_s, or than the few sizes that are needed take.
+    Each turn is one of every size, so that a while in which others compute spoils no size in all
+    of its turns. Takes little longer than limit_s, or than the few sizes that are needed take.
     """
     needed, others = _cases(rig)
     seconds: dict[_Case, float] = {}
     started = clock()
     with torch.inference_mode():
-        for case in [*_TURNS * needed, *_TURNS * others]:
+        for case in _TURNS * [*needed, *others]:
             is_missing = case in needed and case not in seconds
             if is_missing or clock() - started < limit_s:
                 found = _timed(rig, case, clock)

@@ -86,6 +86,22 @@ def test_the_least_of_the_turns_counts(built: Built) -> None:
     assert costs.passes.seconds[0] == pytest.approx(3e-6, abs=2e-6)
 
 
+def test_a_while_in_which_others_compute_leaves_no_trace(built: Built) -> None:
+    """On a machine where all takes three times as long until four seconds are over."""
+    now = [0.0]
+
+    def work(seconds: float) -> None:
+        now[0] += seconds * (3 if now[0] < 4 else 1)
+
+    with (
+        patch.object(CostRig, "run_pass", lambda rig, rows, context: work(0.01 * (4 + rows))),
+        patch.object(CostRig, "run_draft", lambda rig, count, context: work(0.01 * count)),
+    ):
+        costs = measure_costs(rig_of(built), limit_s=60, clock=lambda: now[0])
+    assert costs.passes.seconds == pytest.approx([0.01 * (4 + n) for n in costs.passes.sizes])
+    assert costs.drafts.seconds == pytest.approx([0.01 * n for n in costs.drafts.sizes])
+
+
 def test_a_slow_machine_measures_only_what_is_needed_and_once(built: Built) -> None:
     seconds = itertools.count()
     with watched() as seen:
