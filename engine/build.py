@@ -1,6 +1,7 @@
 """The heavy door: loads models, sizes the pool, wires the engine. Only the command line uses it."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from engine.admission import Limits
 from engine.api import EngineInfo
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.cost_following import StepTimes
 from engine.cost_measuring import CostRig
 from engine.describe import describe, log_start
 from engine.draft_budget import LoadBudget
@@ -130,10 +132,13 @@ def wire_engine(
     draft_budget = make_draft_budget(
         config, draft, _cost_rig(config, models, passes, device), costs=costs
     )
+    listener = _times_listener(draft_budget, is_measured=costs is None, device=device)
     details = describe(config, models, passes, draft_budget, device)
     log_start(details)
     return Built(
-        engine=_make_engine(config, models, passes, draft_budget, recorder, details, device),
+        engine=_make_engine(
+            config, models, passes, draft_budget, recorder, listener, details, device
+        ),
         target=models.target,
         draft=draft,
         proposer=passes.proposer,
@@ -162,12 +167,22 @@ def _cost_rig(
     )
 
 
+def _times_listener(
+    draft_budget: LoadBudget | None, *, is_measured: bool, device: torch.device
+) -> Callable[[StepTimes], None] | None:
+    """Who corrects measured costs by steps, where the host's clock tells what a pass takes."""
+    if draft_budget is None or not is_measured or device.type != "cpu":
+        return None
+    return draft_budget.record_times
+
+
 def _make_engine(
     config: EngineConfig,
     models: PreparedModels,
     passes: Passes,
     draft_budget: LoadBudget | None,
     recorder: StepRecorder | None,
+    record_times: Callable[[StepTimes], None] | None,
     details: dict[str, object],
     device: torch.device,
 ) -> Engine:
@@ -196,6 +211,7 @@ def _make_engine(
         device=device,
         budget=make_budget(config, models.draft),
         recorder=recorder,
+        record_times=record_times,
     )
     return Engine(
         core=core,

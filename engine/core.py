@@ -8,6 +8,7 @@ from draft import DraftBlock, Proposer
 from engine.api import Finish, Request, TokenEvent
 from engine.batch import ScheduleBatch, build_batch, build_block_request, committed_rows
 from engine.budget import VerifyAll, VerifyBudget
+from engine.cost_following import StepTimes
 from engine.draft_masks import DraftMasks
 from engine.draws import Draws, plan_draws
 from engine.metrics import StepMetrics
@@ -36,8 +37,9 @@ class EngineCore:
         device: torch.device,
         budget: VerifyBudget | None = None,
         recorder: StepRecorder | None = None,
+        record_times: Callable[[StepTimes], None] | None = None,
     ) -> None:
-        """budget: None verifies every draft token."""
+        """budget: None verifies every draft token. record_times is told how long rounds took."""
         self._target = target
         self._proposer = proposer
         self._scheduler = scheduler
@@ -45,6 +47,7 @@ class EngineCore:
         self._device = device
         self._budget = budget or VerifyAll()
         self._recorder = recorder
+        self._record_times = record_times
 
     @property
     def is_idle(self) -> bool:
@@ -85,6 +88,7 @@ class EngineCore:
         self._scheduler.release(plan)
         self._metrics.record(committed)
         self._metrics.record_rows(processed=options.num_processed_rows, told=options.num_told_rows)
+        self._tell_times(plan)
         return [c.event for c in committed if c.event is not None]
 
     def _plan_draws(self, plan: StepPlan) -> Draws | None:
@@ -104,6 +108,18 @@ class EngineCore:
                 device=self._device,
             )
         )
+
+    def _tell_times(self, plan: StepPlan) -> None:
+        if self._record_times is None:
+            return
+        spent = self._metrics.latest_seconds
+        times = StepTimes.of(
+            plan,
+            draft_seconds=spent["draft"],
+            pass_seconds=spent["verify"] + spent["commit"] + spent["context"],
+        )
+        if times is not None:
+            self._record_times(times)
 
     def _write_context(
         self, batch: ScheduleBatch, output: TargetOutput, committed: Sequence[Committed]

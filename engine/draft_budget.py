@@ -1,17 +1,22 @@
 """How many draft tokens a step verifies: as many as pay at its load, decided when it is planned.
 
 Integers and floats, no tensors and no clock. A choice is made from costs that were measured
-once, from lengths, and from rounds that are over: nothing in it knows the drafts it is about, so
-drafted text is distributed as ever. See docs/decisions/0017-drafts-follow-the-load.md.
+at start, from lengths, and from rounds that are over and how long they took: nothing in it knows
+the drafts it is about, so drafted text is distributed as ever. See
+docs/decisions/0017-drafts-follow-the-load.md.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Protocol
 
 from engine.acceptance_history import AcceptanceHistory
+from engine.cost_following import FollowedCosts, StepTimes
 from engine.step_costs import StepCosts
+
+logger = logging.getLogger(__name__)
 
 _CONTEXT_GRAIN = 128  # tokens; contexts are told apart no finer than this
 _MOST_COUNTS = 16  # numbers of drafting sequences that are tried
@@ -72,17 +77,18 @@ class LoadBudget:
 
     def __init__(self, *, costs: StepCosts, num_draft_tokens: int) -> None:
         """num_draft_tokens: of a round that is not cut short; the largest cap."""
-        self._costs = costs
+        self._followed = FollowedCosts(costs)
         self._full = num_draft_tokens
         self._history = AcceptanceHistory(num_positions=num_draft_tokens)
         self._choices: dict[tuple[Load, tuple[float, ...], float], tuple[int, ...]] = {}
         self._saved = 0.0  # seconds that may be spent on a probe
         self._num_probes = 0
+        self._has_told = False  # that costs are lower than they seemed
         self.is_parked = False
 
     @property
     def costs(self) -> StepCosts:
-        return self._costs
+        return self._followed.costs
 
     def most_sequences(self, chance: float, *, max_running: int) -> int:
         """How many sequences at once any of which drafts, if each token stands with this chance.
@@ -95,7 +101,7 @@ class LoadBudget:
             (
                 n
                 for n in counts
-                if any(best_allotment(Load((self._full,) * n), survival, self._costs))
+                if any(best_allotment(Load((self._full,) * n), survival, self.costs))
             ),
             0,
         )
@@ -115,13 +121,26 @@ class LoadBudget:
         """See DraftBudget.record."""
         self._history.record(num_drafts, num_accepted)
 
+    def record_times(self, times: StepTimes) -> None:
+        """How long a step took that is over."""
+        if not self._followed.record(times):
+            return
+        self._choices.clear()
+        if not self._has_told:
+            self._has_told = True
+            logger.info(
+                "draft budget: steps of %d rows take less than was measured at start (was the "
+                "machine busy?); costs follow the steps from here on",
+                times.num_rows,
+            )
+
     def _choose(self, load: Load, survival: tuple[float, ...]) -> tuple[int, ...]:
         key = (load, survival, 0.0 if self.is_parked else _PATIENCE)
         found = self._choices.get(key)
         if found is None:
             if len(self._choices) >= _MOST_CHOICES:
                 self._choices.clear()
-            found = best_allotment(load, survival, self._costs, patience=key[2])
+            found = best_allotment(load, survival, self.costs, patience=key[2])
             self._choices[key] = found
         return found
 
@@ -140,8 +159,8 @@ class LoadBudget:
             return chosen
         at = candidates[self._num_probes % len(candidates)]
         probing = (*chosen[:at], self._full, *chosen[at + 1 :])
-        tokens, seconds = worth(load, chosen, survival, self._costs)
-        more_tokens, longer = worth(load, probing, survival, self._costs)
+        tokens, seconds = worth(load, chosen, survival, self.costs)
+        more_tokens, longer = worth(load, probing, survival, self.costs)
         self._saved += _PROBING * seconds
         if self._saved < longer - seconds * more_tokens / tokens:
             return chosen

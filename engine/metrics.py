@@ -22,6 +22,7 @@ class StepMetrics:
         self.num_logprob_rows = 0
         self.finished: Counter[str] = Counter()
         self.stage_seconds: dict[str, float] = {}
+        self.latest_seconds: dict[str, float] = {}  # of each stage, the last time
         self.idle_seconds = 0.0
 
     @contextmanager
@@ -32,6 +33,7 @@ class StepMetrics:
             yield
         finally:
             spent = self._clock() - started
+            self.latest_seconds[name] = spent
             self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + spent
 
     def record(self, committed: Sequence[Committed]) -> None:

@@ -1,4 +1,4 @@
-"""What steps take on this machine, as numbers measured once: the load's side of the draft budget.
+"""What steps take on this machine, as measured numbers: the load's side of the draft budget.
 
 Seconds only. Nothing here reads a clock, so that a choice made from costs can be made again.
 """
