@@ -17,6 +17,7 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _CPU_INFO = Path("/proc/cpuinfo")
 _MEMORY_INFO = Path("/proc/meminfo")
+_LOAD = Path("/proc/loadavg")
 _COMPILERS = ("c++", "g++", "clang++")
 _UNLIMITED = 1 << 60  # version 1 says "no limit" with a number near 2**63
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd")
@@ -59,6 +60,14 @@ def load_average() -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
+def computing_now(*, file: Path = _LOAD) -> int | None:
+    """Threads besides this one that compute or wait to at this moment, on the whole machine; None
+    where the system does not tell."""
+    words = _first_line(file).split()  # "3.58 2.72 1.77 6/113 9104"
+    num_computing = words[3].partition("/")[0] if len(words) > 3 else ""
+    return max(0, int(num_computing) - 1) if num_computing.isdecimal() else None
+
+
 def why_too_many_threads(*, num_threads: int, cores: int) -> str | None:
     """Why threads would wait for one another on the cores that this process may use, and what to
     do; None if they need not."""
@@ -70,14 +79,21 @@ def why_too_many_threads(*, num_threads: int, cores: int) -> str | None:
     )
 
 
-def why_too_busy(*, load: float | None, machine_cores: int) -> str | None:
-    """The same for what else computes here. The load average is that of the whole machine, of
-    whose cores this process may have a part."""
+def why_too_busy(*, load: float | None, computing: int | None, machine_cores: int) -> str | None:
+    """The same for what else computes here, both numbers of the whole machine, of whose cores this
+    process may have a part.
+
+    load is an average over a minute and still full of work that is over (an installation, say);
+    computing is of this moment, and may be a mere moment's. So both must be too high.
+    """
     if load is None or load <= machine_cores:
         return None
+    if computing is not None and computing <= machine_cores:
+        return None
+    now = "" if computing is None else f" and {computing} threads want to compute right now"
     return (
-        f"the load average is {load:.1f} on a machine of {machine_cores} cores: others compute "
-        "here too, which makes every step several times slower; stop them, or set "
+        f"the load average is {load:.1f} on a machine of {machine_cores} cores{now}: others "
+        "compute here too, which makes every step several times slower; stop them, or set "
         "device.num_threads to the cores that are left"
     )
 

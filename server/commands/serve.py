@@ -15,7 +15,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from engine import EngineClient, EngineConfig
-from engine.machine import load_average, why_too_busy
+from engine.machine import computing_now, load_average, why_too_busy
 from server.app import begin_draining, create_app
 from server.certificate import Certificate, certificate_of
 from server.commands.starting import (
@@ -82,7 +82,9 @@ def run(args: argparse.Namespace) -> int:
 
 def warn_if_busy() -> None:
     """Say so when others compute here already: every step will be slow, and nobody knows why."""
-    reason = why_too_busy(load=load_average(), machine_cores=os.cpu_count() or 1)
+    reason = why_too_busy(
+        load=load_average(), computing=computing_now(), machine_cores=os.cpu_count() or 1
+    )
     if reason is not None:
         logger.warning("%s", reason)
 

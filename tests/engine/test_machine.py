@@ -12,6 +12,7 @@ from engine.machine import (
     CgroupLimits,
     available_cores,
     cgroup_limits,
+    computing_now,
     why_too_busy,
     why_too_many_threads,
 )
@@ -91,11 +92,34 @@ def test_threads_beyond_the_cores_are_told_with_what_to_do() -> None:
 
 
 def test_a_load_beyond_the_machines_cores_is_told() -> None:
-    assert why_too_busy(load=3.9, machine_cores=4) is None
-    assert why_too_busy(load=None, machine_cores=4) is None
-    told = why_too_busy(load=4.5, machine_cores=4)
+    assert why_too_busy(load=3.9, computing=9, machine_cores=4) is None
+    assert why_too_busy(load=None, computing=9, machine_cores=4) is None
+    told = why_too_busy(load=4.5, computing=5, machine_cores=4)
+    assert told is not None
+    assert told.startswith(
+        "the load average is 4.5 on a machine of 4 cores and 5 threads want to compute right now: "
+    )
+
+
+def test_a_load_of_work_that_is_over_is_not_told() -> None:
+    assert why_too_busy(load=9.0, computing=4, machine_cores=4) is None
+
+
+def test_where_nobody_tells_what_computes_now_the_load_average_decides() -> None:
+    told = why_too_busy(load=4.5, computing=None, machine_cores=4)
     assert told is not None
     assert told.startswith("the load average is 4.5 on a machine of 4 cores: ")
+
+
+def test_what_computes_now_leaves_out_the_one_who_asks(tmp_path: Path) -> None:
+    file = tmp_path / "loadavg"
+    assert computing_now(file=file) is None
+    write(file, "3.58 2.72 1.77 6/113 9104")
+    assert computing_now(file=file) == 5
+    write(file, "0.00 0.00 0.00 0/0 0")
+    assert computing_now(file=file) == 0
+    write(file, "garbage")
+    assert computing_now(file=file) is None
 
 
 def test_more_threads_than_cores_are_a_warning_at_the_start(

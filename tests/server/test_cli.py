@@ -296,6 +296,10 @@ def test_a_machine_that_is_busy_already_is_a_warning(
         serve.warn_if_busy()
         assert caplog.messages == []
         monkeypatch.setattr(serve, "load_average", lambda: 999.0)
+        monkeypatch.setattr(serve, "computing_now", lambda: 0)
+        serve.warn_if_busy()
+        assert caplog.messages == []
+        monkeypatch.setattr(serve, "computing_now", lambda: 998)
         serve.warn_if_busy()
     (message,) = caplog.messages
     assert message.startswith("the load average is 999.0 on a machine of ")
