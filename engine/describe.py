@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.draft_budget import LoadBudget
 from engine.draft_building import DraftPath
 from engine.draft_loading import LoadedDraft
+from engine.memory import GIB, size_text
 from engine.model_preparing import PreparedModels
 from engine.passes import Passes
 from engine.resolve import resolve_num_draft_tokens
@@ -163,12 +164,23 @@ def log_start(details: Mapping[str, Any]) -> None:
         why = f" ({context_kv['reason']})" if context_kv["reason"] else ""
         logger.info("context KV: mode=%s path=%s%s", context_kv["mode"], context_kv["path"], why)
     logger.info(
-        "memory plan: target %.2f GiB, draft %.2f GiB, largest step %.2f GiB, graphs %.2f GiB, "
-        "KV pool %.2f GiB = %d pages of %d tokens = %d tokens, by %s",
-        *(memory[f"{name}_gib"] for name in ("target", "draft", "step", "graphs", "pool")),
+        "memory plan: %s, KV pool %s = %d pages of %d tokens = %d tokens, by %s",
+        _taken(memory),
+        size_text(GIB * memory["pool_gib"]),
         *(memory[name] for name in ("num_pages", "page_size", "tokens", "budget")),
     )
     logger.info("one request may have %d tokens, prompt and output together", details["max_len"])
+
+
+def _taken(memory: Mapping[str, Any]) -> str:
+    """Who takes memory beside the pool; what is not there, or was not measured, is left out."""
+    sizes = {
+        "target": memory["target_gib"],
+        "draft": memory["draft_gib"],
+        "largest step": memory["step_gib"],
+        "graphs": memory["graphs_gib"],
+    }
+    return ", ".join(f"{name} {size_text(GIB * size)}" for name, size in sizes.items() if size)
 
 
 def _log_budget(budget: Mapping[str, Any]) -> None:

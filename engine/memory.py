@@ -6,6 +6,14 @@ from dataclasses import dataclass
 from engine.errors import LoadError
 
 GIB = 1024**3
+_MIB = 1024**2
+
+
+def size_text(num_bytes: float) -> str:
+    """A size for people: "1.00 GiB", and "59.4 MiB" where that would be none or next to none."""
+    if num_bytes >= GIB / 10:
+        return f"{num_bytes / GIB:.2f} GiB"
+    return f"{num_bytes / _MIB:.3g} MiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +42,11 @@ class MemoryPlan:
             "num_pages": self.num_pages,
             "page_size": self.page_size,
             "tokens": self.num_tokens,
-            "pool_gib": round(self.pool_bytes / GIB, 3),
-            "target_gib": round(self.target_bytes / GIB, 3),
-            "draft_gib": round(self.draft_bytes / GIB, 3),
-            "step_gib": round(self.step_bytes / GIB, 3),
-            "graphs_gib": round(self.graph_bytes / GIB, 3),
+            "pool_gib": round(self.pool_bytes / GIB, 6),
+            "target_gib": round(self.target_bytes / GIB, 6),
+            "draft_gib": round(self.draft_bytes / GIB, 6),
+            "step_gib": round(self.step_bytes / GIB, 6),
+            "graphs_gib": round(self.graph_bytes / GIB, 6),
             "budget": self.budget,
         }
 

@@ -13,7 +13,7 @@ from engine.draft_check import check_acceleration
 from engine.draft_loading import LoadedDraft
 from engine.draft_precision import choose_precision
 from engine.fused_norms import fuse_norms
-from engine.memory import GIB
+from engine.memory import size_text
 from engine.native.compiling import NativeUnavailable
 from engine.native.large_pages import settle
 from engine.native.linear import speed_up
@@ -116,7 +116,7 @@ def _prepare_native(
     if draft is not None:
         moved += settle(draft.network, besides=_to_be_stacked(draft))
     if moved:
-        logger.info("moved %.2f GiB of weights into large pages; none is held twice", moved / GIB)
+        logger.info("moved %s of weights into large pages; none is held twice", size_text(moved))
     return native, None
 
 

@@ -11,7 +11,14 @@ from engine.graphs.memory import RecordedSizes
 from engine.graphs.tiers import Tiers
 from engine.largest_step import LargestStep
 from engine.machine import available_memory_bytes
-from engine.memory import GIB, MemoryPlan, cuda_budget, pages_for_budget, require_tokens
+from engine.memory import (
+    GIB,
+    MemoryPlan,
+    cuda_budget,
+    pages_for_budget,
+    require_tokens,
+    size_text,
+)
 from engine.resolve import resolve_num_draft_tokens
 from engine.self_check import ShapeProbe
 from engine.target_building import make_target
@@ -100,8 +107,8 @@ def _require_available(pool_bytes: int, budget: str) -> None:
     available = available_memory_bytes()
     if available is not None and pool_bytes > available:
         raise LoadError(
-            f"{budget} asks for {pool_bytes / GIB:.1f} GiB of KV memory; this machine has "
-            f"{available / GIB:.1f} GiB available"
+            f"{budget} asks for {size_text(pool_bytes)} of KV memory; this machine has "
+            f"{size_text(available)} available"
         )
 
 
@@ -109,8 +116,8 @@ def _require_left(pool_bytes: int, left: int, budget: str) -> None:
     """Raises LoadError where a step would find no memory beside such a pool."""
     if pool_bytes > left:
         raise LoadError(
-            f"{budget} asks for {pool_bytes / GIB:.2f} GiB of KV memory; weights, the largest step "
-            f"and graphs leave {max(left, 0) / GIB:.2f} GiB of this device for it"
+            f"{budget} asks for {size_text(pool_bytes)} of KV memory; weights, the largest step "
+            f"and graphs leave {size_text(max(left, 0))} of this device for it"
         )
 
 

@@ -25,6 +25,7 @@ from engine.config import EngineConfig
 from engine.demo_source import Progress
 from engine.draft_loading import load_draft
 from engine.errors import LoadError
+from engine.memory import GIB
 from engine.resolve import configure_threads, resolve_device, resolve_dtype
 from engine.target_loading import by_transformers_alone, load_target
 from engine.training.answers import AnswerFile, Variant, count_missing, generate_answers
@@ -40,7 +41,6 @@ from engine.training.turns import TurnWriter
 
 logger = logging.getLogger(__name__)
 
-_GIB = 1 << 30
 _BLOCK_ROOM = 64  # tokens; more than any draft's block takes behind a sequence
 _EVALUATION_TOKENS = 96
 
@@ -271,7 +271,7 @@ class Training:
             len(train),
             learning.num_steps,
             sum(p.numel() for p in network.parameters() if p.requires_grad),
-            peak_bytes(network, self._recipe, longest=longest) / _GIB,
+            peak_bytes(network, self._recipe, longest=longest) / GIB,
         )
         self._progress.start("training steps", total=learning.num_steps)
         with timed_stage("training"):

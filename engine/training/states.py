@@ -1,6 +1,7 @@
 """Where hidden states come from: kept while answering, read in a second pass, or at each visit."""
 
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,14 +12,13 @@ from draft.training.feature_store import FeatureStore
 from draft.training.features import CachedExamples, cache_bytes
 from engine.demo_source import Progress
 from engine.errors import LoadError
+from engine.memory import GIB, size_text
 from engine.target_loading import LoadedTarget, by_transformers_alone
 from engine.training.config import FeaturesConfig
 from engine.training.hidden import HiddenReader
 from engine.training.keeping import Normalise, StateKeeper, final_norm_of
 
 logger = logging.getLogger(__name__)
-
-_GIB = 1 << 30
 
 
 class HiddenStateSource:
@@ -47,7 +47,7 @@ class HiddenStateSource:
             self._store = FeatureStore(
                 folder=folder,
                 identity=f"{fingerprint} {tap_layers}",
-                budget_bytes=int(config.disk_budget_gib * _GIB),
+                budget_bytes=int(config.disk_budget_gib * GIB),
             )
 
     @property
@@ -94,16 +94,17 @@ class HiddenStateSource:
             hidden_size=self._target.hidden_size,
         )
         budget = self._config.disk_budget_gib
-        if self._config.mode == "cached" and size > budget * _GIB:
+        if self._config.mode == "cached" and size > budget * GIB:
+            enough = math.ceil(1000 * size / GIB) / 1000
             raise LoadError(
-                f"features.disk_budget_gib: found {budget:g}; accepted: at least "
-                f"{size / _GIB:.2f} for these sequences, or features.mode auto or online"
+                f"features.disk_budget_gib: found {budget:g}; accepted: at least {enough:g} for "
+                "these sequences, or features.mode auto or online"
             )
         self._store.forget_all_but(everything)
         whole = self._cached(everything)
         num_missing = whole.num_missing
         if num_missing:
-            label = f"hidden states, {num_missing} missing, {size / _GIB:.2f} GiB in all"
+            label = f"hidden states, {num_missing} missing, {size_text(size)} in all"
             progress.start(label, total=num_missing)
             num_missing -= whole.fill(progress.update)
         if num_missing:

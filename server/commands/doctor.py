@@ -25,6 +25,7 @@ from engine.machine import (
     installed_version,
     total_memory_bytes,
 )
+from engine.memory import size_text
 from server.commands.starting import (
     add_checking_flags,
     configure_log,
@@ -39,7 +40,6 @@ from server.settings_names import ENV_PREFIX
 
 USAGE = "dspark doctor [--config FILE] [options]"
 
-_GIB = 1 << 30
 _PACKAGES = {  # distribution: what for
     "torch": "required",
     "transformers": "required",
@@ -84,9 +84,9 @@ def machine_rows() -> list[Row]:
         ("system", f"{platform.system()} {platform.release()}, {platform.machine()}"),
         ("processor", f"{cpu_name()} ({', '.join(cpu_features()) or 'no known features'})"),
         ("cores", f"{available_cores()} usable: {affinity_cores()} in the mask, {quota}"),
-        ("memory", f"{_gib(available)} available of {_gib(total)}"),
+        ("memory", f"{_size(available)} available of {_size(total)}"),
         *(
-            ("accelerator", f"{name}, {_gib(size)}")
+            ("accelerator", f"{name}, {_size(size)}")
             for name, size in zip(cuda.device_names, cuda.memory_bytes, strict=True)
         ),
         *([("accelerator", f"none: {cuda.missing}")] if cuda.missing else []),
@@ -185,8 +185,8 @@ def _installed(name: str, purpose: str) -> str:
     return f"{version} ({purpose})" if version else f"not installed ({purpose})"
 
 
-def _gib(size: int | None) -> str:
-    return "an unknown amount" if size is None else f"{size / _GIB:.1f} GiB"
+def _size(size: int | None) -> str:
+    return "an unknown amount" if size is None else size_text(size)
 
 
 def _print(title: str, rows: list[Row]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine import LoadError
-from engine.memory import GIB, MemoryPlan, cuda_budget, pages_for_budget
+from engine.memory import GIB, MemoryPlan, cuda_budget, pages_for_budget, size_text
 from tests.engine.tiny_models import tiny_engine, write_tiny_draft
 
 
@@ -27,6 +27,21 @@ def test_a_pool_too_small_for_one_request_is_refused_with_numbers() -> None:
             min_tokens=37,
             budget="kv.memory_gib=0.001",
         )
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (2.5 * GIB, "2.50 GiB"),
+        (GIB // 2, "0.50 GiB"),
+        (99 << 20, "99 MiB"),
+        (5 << 20, "5 MiB"),
+        (32 << 10, "0.0312 MiB"),
+        (0, "0 MiB"),
+    ],
+)
+def test_a_size_is_told_in_a_unit_that_shows_it(size: float, text: str) -> None:
+    assert size_text(size) == text
 
 
 def test_on_cuda_weights_and_the_largest_step_come_first() -> None:
