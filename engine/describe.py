@@ -12,10 +12,10 @@ from engine.config import EngineConfig
 from engine.draft_budget import LoadBudget
 from engine.draft_building import DraftPath
 from engine.draft_loading import LoadedDraft
-from engine.memory import GIB, size_text
 from engine.model_preparing import PreparedModels
 from engine.passes import Passes
 from engine.resolve import resolve_num_draft_tokens
+from engine.start_report import start_rows
 from engine.step_costs import Curve
 
 logger = logging.getLogger(__name__)
@@ -116,90 +116,5 @@ def _describe_budget(config: EngineConfig, budget: LoadBudget | None) -> dict[st
 
 def log_start(details: Mapping[str, Any]) -> None:
     """The start-up log: which paths are active and why, and what takes how much memory."""
-    target, draft, memory = details["target"], details["draft"], details["memory"]
-    logger.info(
-        "device=%s dtype=%s torch_threads=%s attention=%s",
-        *(details[name] for name in ("device", "dtype", "torch_threads", "attention")),
-    )
-    logger.info(
-        "target: %s from %s, quantization %s, %d layers, up to %d tokens; self-check over %d "
-        "tokens: logits within %.1e of the model's own",
-        *(target[name] for name in ("type", "path", "quantization", "layers", "max_model_len")),
-        *(target["self_check"][name] for name in ("tokens", "logits_difference")),
-    )
-    for name, path, why in (
-        ("attention", details["attention"], details["attention_reason"]),
-        ("graphs", _tiers(details["graphs"]["tiers"]), details["graphs"]["reason"]),
-    ):
-        logger.info("%s: %s%s", name, path, f" ({why})" if why else "")
-    small = target["small_steps"]
-    why = f" ({small['reason']})" if small["reason"] else ""
-    logger.info("the target's steps run by: %s%s", small["path"], why)
-    if draft is None:
-        logger.info("draft: none; plain decoding")
-    else:
-        logger.info(
-            "draft: %s, blocks of %d of which %d are verified (anchor and bonus not counted), "
-            "%d layers, taps %s, matrices in %s",
-            *(draft[name] for name in ("path", "block_size", "num_draft_tokens", "layers")),
-            *(draft[name] for name in ("tap_layers", "matrices")),
-        )
-        _log_budget(draft["budget"])
-        if draft["confidence_threshold"] is not None:
-            logger.info(
-                "draft tokens are verified while the block stands up to them with a chance of %g, "
-                "by %s confidences",
-                draft["confidence_threshold"],
-                "calibrated" if draft["calibrated"] else "uncalibrated",
-            )
-        passes = draft["passes"]
-        why = passes["reason"] or passes["chain_reason"]
-        logger.info(
-            "draft passes run by: %s, tokens picked by: %s%s",
-            passes["path"],
-            passes["chain"],
-            f" ({why})" if why else "",
-        )
-        context_kv = details["context_kv"]
-        why = f" ({context_kv['reason']})" if context_kv["reason"] else ""
-        logger.info("context KV: mode=%s path=%s%s", context_kv["mode"], context_kv["path"], why)
-    logger.info(
-        "memory plan: %s, KV pool %s = %d pages of %d tokens = %d tokens, by %s",
-        _taken(memory),
-        size_text(GIB * memory["pool_gib"]),
-        *(memory[name] for name in ("num_pages", "page_size", "tokens", "budget")),
-    )
-    logger.info("one request may have %d tokens, prompt and output together", details["max_len"])
-
-
-def _taken(memory: Mapping[str, Any]) -> str:
-    """Who takes memory beside the pool; what is not there, or was not measured, is left out."""
-    sizes = {
-        "target": memory["target_gib"],
-        "draft": memory["draft_gib"],
-        "largest step": memory["step_gib"],
-        "graphs": memory["graphs_gib"],
-    }
-    return ", ".join(f"{name} {size_text(GIB * size)}" for name, size in sizes.items() if size)
-
-
-def _log_budget(budget: Mapping[str, Any]) -> None:
-    if budget["mode"] == "always":
-        logger.info("draft budget: always; every round verifies its whole number")
-        return
-    logger.info(
-        "draft budget: auto; a target pass takes (rows: ms) %s; a draft pass (sequences: ms) %s; "
-        "%s",
-        *(
-            ", ".join(f"{size}: {ms:g}" for size, ms in budget[table].items())
-            for table in ("pass_ms_by_rows", "draft_ms_by_sequences")
-        ),
-        ", ".join(
-            f"at a chance of {chance} a token drafts pay for up to {most} sequences at once"
-            for chance, most in budget["most_sequences_by_chance"].items()
-        ),
-    )
-
-
-def _tiers(sizes: list[int]) -> str:
-    return f"for batches of {', '.join(map(str, sizes))}" if sizes else "none"
+    for about, said in start_rows(details):
+        logger.info("%s: %s", about, said)

@@ -4,14 +4,12 @@ Without settings it looks at the machine alone. With them (--config FILE, or fla
 the models, if they are on this machine, and reports what is then active and why."""
 
 import argparse
-import asyncio
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
-from engine import ContextKVStatus, EngineInfo
 from engine.demo_target import cached_demo_target, default_cache_dir
 from engine.machine import (
     affinity_cores,
@@ -26,6 +24,7 @@ from engine.machine import (
     total_memory_bytes,
 )
 from engine.memory import size_text
+from engine.start_report import Row, start_rows
 from server.commands.starting import (
     add_checking_flags,
     configure_log,
@@ -49,8 +48,6 @@ _PACKAGES = {  # distribution: what for
     "flashinfer-python": "attention over pages, CUDA only",
 }
 _FOR_DEMO = ("gguf", "accelerate")
-
-Row = tuple[str, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,23 +132,7 @@ def _active_rows(settings: Settings | None, *, load: bool) -> list[Row]:
         ]
     configure_log("warning")
     with running_engine(resolved_engine_config(settings)) as engine:
-        status = asyncio.run(engine.context_kv_status())
-        return [*_why(settings, status, engine.info), *_flat(engine.info.details)]
-
-
-def _why(settings: Settings, status: ContextKVStatus, info: EngineInfo) -> list[Row]:
-    """The two choices that a user may want to change, each with its reason."""
-    attention, wanted = info.details.get("attention"), settings.attention.backend
-    why = info.details.get("attention_reason") or "the fastest that is installed"
-    reasons = {
-        "stacked": "one product writes all layers of the draft's context",
-        "per_layer": status.reason or "asked for",
-        "none": "there is no draft",
-    }
-    return [
-        ("attention backend", f"{attention}: attention.backend is {wanted}; {why}"),
-        ("context KV path", f"{status.path}: {reasons[status.path]} (mode {status.mode})"),
-    ]
+        return start_rows(engine.info.details)
 
 
 def _not_at_hand(settings: Settings) -> Iterator[str]:
@@ -170,14 +151,6 @@ def _not_at_hand(settings: Settings) -> Iterator[str]:
 def _has_settings(args: argparse.Namespace) -> bool:
     has_variables = any(name.startswith(ENV_PREFIX) for name in os.environ)
     return args.config is not None or bool(settings_flags(args)) or has_variables
-
-
-def _flat(details: Mapping[str, object], prefix: str = "") -> Iterator[Row]:
-    for name, value in details.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", "-" if value is None else str(value)
 
 
 def _installed(name: str, purpose: str) -> str:

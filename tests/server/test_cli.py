@@ -20,13 +20,14 @@ import pytest
 
 from engine import EngineConfig, LoadError
 from server.cli import main
-from server.commands import COMMANDS, doctor, generate, serve, starting
+from server.commands import COMMANDS, generate, serve, starting
 from server.commands.progress import TerminalProgress
 from server.keys import Keys
 from server.settings import SettingsError
 from server.settings_loading import load_settings
 from server.settings_sources import read_flag
 from tests.server.fakes import FakeEngine, byte_codec, wait_until
+from tests.server.tiny_pair import TinyPair
 
 ROOT = Path(__file__).parents[2]
 DEMO = str(ROOT / "configs" / "demo.yaml")
@@ -56,7 +57,7 @@ def use_fake_engine(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> list
         asked.append(config)
         yield engine
 
-    for module in (generate, serve, doctor):
+    for module in (generate, serve):
         monkeypatch.setattr(module, "running_engine", running)
     for module in (generate, serve):
         monkeypatch.setattr(module, "load_text", lambda settings, config: byte_codec())
@@ -387,15 +388,16 @@ def test_doctor_names_what_is_missing_and_what_to_do(
     assert "not loaded  demo:smollm2-135m-instruct is not on this machine" in out
 
 
-def test_doctor_reports_the_active_paths_and_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_doctor_tells_the_active_paths_and_why_in_sentences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    use_fake_engine(monkeypatch, FakeEngine())
-    argv = ["--model", str(tmp_path), "--draft-model", str(tmp_path)]
-    assert main(["doctor", *argv]) == 0
-    out = capsys.readouterr().out
-    assert "context KV path    per_layer: layer 1 has a bias (mode auto)" in out
-    assert "attention backend  " in out
+    pair = TinyPair.write(tmp_path)
+    assert main(["doctor", *pair.flags, "--stacked-context-kv", "off"]) == 0
+    found = capsys.readouterr().out.partition("with these settings\n")[2].splitlines()
+    told = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in found)
+    assert told["context KV"] == "per_layer (mode off): switched off"
+    assert told["attention"] == "reference (triton's kernels are for CUDA)"
+    assert f"from {pair.target}" in told["target"]
 
 
 def test_progress_without_a_terminal_is_a_line_per_piece_of_work(
