@@ -8,17 +8,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from engine.demo_target import DEMO_TARGET
-from server.hub_ids import FOLDER_OR_HUB_ID, can_be_hub_id
+from server.model_sources import why_no_model
 from server.settings import Settings, SettingsError
 from server.settings_names import FIELDS
 from server.settings_sources import Assignment, Fault, read_environment, read_file
 from server.settings_text import accepted
 
-DEMO_PREFIX = "demo:"
-DEMO_NAME = f"{DEMO_PREFIX}{DEMO_TARGET}"
-
-_FOLDERS = ("model.path", "speculative.draft_model")
+_MODELS = ("model.path", "speculative.draft_model")
 _FILES = (
     "model.chat_template",
     "server.api_key_file",
@@ -76,7 +72,7 @@ def load_settings(
 def _with_full_path(assignment: Assignment) -> Assignment:
     """Make a path absolute that says where it starts from; hub ids and plain names stay."""
     value = assignment.value
-    if assignment.path not in (*_FOLDERS, *_FILES, *_OUTPUTS) or not isinstance(value, str):
+    if assignment.path not in (*_MODELS, *_FILES, *_OUTPUTS) or not isinstance(value, str):
         return assignment
     if value.startswith("~"):
         return replace(assignment, value=str(Path(value).expanduser()))
@@ -95,21 +91,16 @@ def _fault(assignment: Assignment, problems: Mapping[str, _Problem]) -> Fault | 
 
 
 def _missing_file(assignment: Assignment) -> str | None:
-    """A path that can only be a path must lead somewhere; a hub is asked when a model is loaded."""
+    """What is wrong with a name that should lead somewhere on this machine."""
     value = assignment.value
     if not isinstance(value, str):
         return None
-    where = f"{assignment.where}: found {value}"
-    if value.startswith(DEMO_PREFIX) and value != DEMO_NAME:
-        return f"{where}; accepted: {DEMO_NAME}"
-    if assignment.path in _FOLDERS and value != DEMO_NAME and not Path(value).is_dir():
-        if Path(value).is_absolute():
-            return f"{where}, which is no folder; accepted: {FOLDER_OR_HUB_ID}"
-        if not can_be_hub_id(value):
-            return f"{where}, which is no folder and no hub id; accepted: {FOLDER_OR_HUB_ID}"
-    if assignment.path in _FILES and not Path(value).is_file():
-        return f"{where}, which is no file"
-    return None
+    complaint = None
+    if assignment.path in _MODELS:
+        complaint = why_no_model(value)
+    elif assignment.path in _FILES and not Path(value).is_file():
+        complaint = f"found {value}, which is no file"
+    return f"{assignment.where}: {complaint}" if complaint is not None else None
 
 
 def _nested(given: Mapping[str, Assignment]) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from engine.training.config import (
     TrainingConfig,
 )
 from server.engine_config import count_or_none
-from server.hub_ids import FOLDER_OR_HUB_ID, can_be_hub_id
+from server.model_sources import why_no_model
 from server.settings import SettingsError
-from server.settings_loading import DEMO_NAME, DEMO_PREFIX
 from server.settings_names import all_fields, did_you_mean
 from server.settings_text import accepted, default_text
 from server.training_settings import TrainingSettings
@@ -175,18 +174,12 @@ def _check_paths(settings: TrainingSettings, config: Path) -> None:
                 f"{config}: data.prompts: found {file}, which is no file; accepted: JSONL files, "
                 "or none (data.prompts=[]) with own_prompts.count above 0: the target writes them"
             )
-    name = settings.model.path
-    if name.startswith(DEMO_PREFIX) and name != DEMO_NAME:
-        raise SettingsError(f"{config}: model.path: found {name}; accepted: {DEMO_NAME}")
-    for setting, value in (
-        ("model.path", name),
+    for setting, name in (
+        ("model.path", settings.model.path),
         ("answers.draft_model", settings.answers.draft_model),
     ):
-        if value in (None, DEMO_NAME) or Path(value).is_dir():
-            continue
-        if Path(value).is_absolute() or not can_be_hub_id(value):
-            found = f"{setting}: found {value}, which is no folder"
-            raise SettingsError(f"{config}: {found}; accepted: {FOLDER_OR_HUB_ID}")
+        if name is not None and (complaint := why_no_model(name)) is not None:
+            raise SettingsError(f"{config}: {setting}: {complaint}")
     start = settings.training.start_draft
     if start is not None and not Path(start).is_dir():
         raise SettingsError(f"{config}: training.start_draft: found {start}, which is no folder")

@@ -33,8 +33,8 @@ from server.commands.starting import (
     settle,
 )
 from server.flags import add_settings_flags, settings_flags
+from server.model_sources import DEMO_NAME
 from server.settings import Settings
-from server.settings_loading import DEMO_NAME
 from server.settings_names import ENV_PREFIX
 
 USAGE = "dspark doctor [--config FILE] [options]"

@@ -8,8 +8,8 @@ import sys
 
 from engine.demo_target import DEMO_TARGET, default_cache_dir, ensure_demo_target
 from server.commands.progress import TerminalProgress
+from server.model_sources import DEMO_NAME
 from server.settings import SettingsError
-from server.settings_loading import DEMO_NAME
 
 USAGE = "dspark fetch [NAME]"
 

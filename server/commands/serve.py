@@ -33,11 +33,11 @@ from server.flags import add_settings_flags
 from server.keys import Keys
 from server.lifetime import DrainingServer
 from server.listening import Listener
+from server.model_sources import DEMO_PREFIX
 from server.options import ServerOptions
 from server.records import RequestRecord
 from server.sampling_defaults import model_sampling
 from server.settings import Settings
-from server.settings_loading import DEMO_PREFIX
 from server.settings_sources import read_flag
 from server.settings_text import public_values
 from server.text import TextCodec

@@ -18,8 +18,9 @@ from server.commands.progress import TerminalProgress
 from server.engine_config import to_engine_config
 from server.flags import settings_flags
 from server.keys import Keys
+from server.model_sources import DEMO_NAME
 from server.settings import Settings, SettingsError
-from server.settings_loading import DEMO_NAME, load_settings
+from server.settings_loading import load_settings
 from server.settings_sources import Assignment
 from server.settings_text import effective_yaml
 from server.text import TextCodec

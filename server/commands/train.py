@@ -23,9 +23,9 @@ from server.begun_training import begin, decisive_settings, refuse_another_train
 from server.commands.measuring import encode, quiet_libraries
 from server.commands.progress import TerminalProgress
 from server.commands.starting import codec_of, configure_log
+from server.model_sources import DEMO_NAME
 from server.own_prompts import own_prompts, user_turn_of
 from server.settings import SettingsError
-from server.settings_loading import DEMO_NAME
 from server.text import TextCodec
 from server.training_settings import TrainingSettings
 from server.training_settings_loading import (

@@ -230,7 +230,7 @@ def test_a_smaller_vocabulary_is_learned_with_and_served(
         ({"data__prompts": ["empty.jsonl"]}, "found no prompt; accepted: one JSON object a line"),
         ({"data__prompts": ["broken.jsonl"]}, "broken.jsonl:2: this is no JSON"),
         ({"answers__max_new_tokens": 64}, "answers.max_new_tokens: found 64; accepted: less than"),
-        ({"model__path": "a/b/c"}, "model.path: found a/b/c, which is no folder; accepted: a fol"),
+        ({"model__path": "a/b/c"}, "model.path: found a/b/c, which is no folder and no hub id"),
         ({"answers__draft_model": "a b"}, "answers.draft_model: found a b, which is no folder"),
         ({"model__path": "demo:other"}, "model.path: found demo:other; accepted: demo:smollm2"),
     ],
