@@ -68,6 +68,6 @@ def resolve_folder(name: str, revision: str | None) -> Path:
         return Path(snapshot_download(name, revision=revision))
     except Exception as error:
         raise LoadError(
-            f"speculative.draft_model: {name!r} is neither a folder nor to be had from the model "
-            f"hub ({type(error).__name__})"
+            f"speculative.draft_model: {name!r} is neither a folder here nor to be had from the "
+            f"model hub ({type(error).__name__})"
         ) from error

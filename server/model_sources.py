@@ -7,7 +7,13 @@ from engine.demo_target import DEMO_TARGET
 DEMO_PREFIX = "demo:"
 DEMO_NAME = f"{DEMO_PREFIX}{DEMO_TARGET}"
 
-_FOLDER_OR_HUB_ID = "a folder with config.json, or a hub id such as name or owner/name"
+PATHS_COUNT_FROM = (
+    "./ and ../ count from the YAML file that says so, other relative paths from the working "
+    "directory"
+)
+_FOLDER_OR_HUB_ID = (
+    f"a folder with config.json ({PATHS_COUNT_FROM}), or a hub id such as name or owner/name"
+)
 
 
 def why_no_model(name: str) -> str | None:

@@ -26,7 +26,9 @@ class ModelSection(Section):
     """The target: the model whose answers are served."""
 
     path: FolderOrHubId = Field(
-        description="Folder or hub id of the target; demo:smollm2-135m-instruct is the demo model."
+        description="Folder or hub id of the target; demo:smollm2-135m-instruct is the demo model. "
+        "A folder that begins with ./ or ../ counts from the YAML file that names it, any other "
+        "from the working directory."
     )
     revision: Text | None = Field(None, description="Branch, tag or commit of a hub id.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -89,7 +91,8 @@ class SpeculativeSection(Section):
         "dspark", description="dspark: a DSpark draft guesses ahead; none: plain decoding."
     )
     draft_model: FolderOrHubId | None = Field(
-        None, description="Folder or hub id of the draft checkpoint."
+        None,
+        description="Folder or hub id of the draft checkpoint; a folder counts as in model.path.",
     )
     draft_revision: Text | None = Field(
         None, description="Branch, tag or commit of a draft's hub id."

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from server.model_sources import why_no_model
+from server.model_sources import PATHS_COUNT_FROM, why_no_model
 from server.settings import Settings, SettingsError
 from server.settings_names import FIELDS
 from server.settings_sources import Assignment, Fault, read_environment, read_file
@@ -99,7 +99,7 @@ def _missing_file(assignment: Assignment) -> str | None:
     if assignment.path in _MODELS:
         complaint = why_no_model(value)
     elif assignment.path in _FILES and not Path(value).is_file():
-        complaint = f"found {value}, which is no file"
+        complaint = f"found {value}, which is no file; accepted: a file ({PATHS_COUNT_FROM})"
     return f"{assignment.where}: {complaint}" if complaint is not None else None
 
 

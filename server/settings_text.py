@@ -103,8 +103,13 @@ A setting can be given in four ways; the first in this list that names it wins:
 4. the default.
 
 In YAML the part before the dot is a section. Dashes may stand for underscores. Unknown names are
-refused with the nearest valid one. A folder that begins with `./` or `../` is looked for beside the
-YAML file that names it; in a flag or an environment variable, from the working directory.
+refused with the nearest valid one.
+
+A path that begins with `./` or `../` counts from the folder of the YAML file that names it, so a
+copy of the file elsewhere means another place; in a flag or an environment variable, from the
+working directory. Any other relative path (`models/draft`) counts from the working directory
+wherever it is written, and is a hub id where one is accepted and there is no such folder.
+
 `dspark serve --print-config` shows the effective settings and where each one comes from;
 `--check` validates them and exits.
 """

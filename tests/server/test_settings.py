@@ -160,16 +160,29 @@ def test_a_folder_that_is_not_there_is_named_with_its_line(tmp_path: Path) -> No
     config = write(tmp_path, "model:\n  path: ./nowhere\nspeculative: {algorithm: none}\n")
     message = refusal(config=config)
     assert message.startswith(f"{config}:2: model.path: found {tmp_path / 'nowhere'}")
-    assert "accepted: a folder" in message
+    assert "accepted: a folder with config.json (./ and ../ count from the YAML file" in message
+
+
+def test_a_copied_file_that_names_what_lay_beside_it_is_told_where_was_looked(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "copy").mkdir()
+    config = write(tmp_path / "copy", "server:\n  api_key_file: ../keys.txt\n")
+    assert refusal(PAIR, config=config) == (
+        f"{config}:2: server.api_key_file: found {tmp_path / 'keys.txt'}, which is no file; "
+        "accepted: a file (./ and ../ count from the YAML file that says so, other relative paths "
+        "from the working directory)"
+    )
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qw en", "a/b/c", "owner/", "models\\a", "-draft"])
 def test_what_can_be_no_hub_id_is_refused_without_asking_a_hub(tmp_path: Path, name: str) -> None:
-    accepts = "accepted: a folder with config.json, or a hub id such as name or owner/name"
     config = write(tmp_path, f"model:\n  path: '{name}'\n")
-    assert refusal(PAIR[2:], config=config) == (
-        f"{config}:2: model.path: found {name}, which is no folder and no hub id; {accepts}"
+    message = refusal(PAIR[2:], config=config)
+    assert message.startswith(
+        f"{config}:2: model.path: found {name}, which is no folder and no hub id; accepted: "
     )
+    assert message.endswith(", or a hub id such as name or owner/name")
     draft = refusal([*PAIR, f"--draft-model={name}"])
     assert draft.startswith(f"--draft-model: speculative.draft_model: found {name}, which is no")
 
