@@ -134,6 +134,9 @@ def _flat(content: Mapping[Any, Any], prefix: str, origin: str) -> Iterator[tupl
             yield from _flat(value, f"{name}.", origin)
         elif is_section and value is None:
             continue
+        elif is_section:
+            said = f"{name}: found {value!r}; accepted: a mapping of settings"
+            raise SettingsError(f"{origin}: {said}")
         else:
             _refuse_unknown(name, origin)
             yield name, value

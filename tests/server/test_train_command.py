@@ -250,6 +250,17 @@ def test_what_cannot_be_asked_for_is_refused_in_one_line(
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("value", ["3", "[epochs]", "fast"])
+def test_a_value_where_a_section_belongs_is_named_as_such(
+    tmp_path: Path, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "train.yaml"
+    config.write_text(f"output: out\ntraining: {value}\n")
+    assert train(config) == 2
+    found = f"dspark: {config}: training: found {yaml.safe_load(value)!r}"
+    assert capsys.readouterr().err == f"{found}; accepted: a mapping of settings\n"
+
+
 def test_every_mistake_in_a_trainings_settings_has_a_line(
     pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
