@@ -116,4 +116,6 @@ def did_you_mean(
         tails = {path.rpartition(".")[2]: path for path in known}
         tail = name.rpartition(".")[2]
         near = [tails[t] for t in difflib.get_close_matches(tail, list(tails), n=1, cutoff=0.6)]
+    if not near:  # a section alone
+        near = [path for path in known if path.startswith(f"{name}.")][:1]
     return f"; did you mean {near[0]}?" if near else f"; accepted: {otherwise}"

@@ -218,6 +218,8 @@ def test_only_the_demo_target_that_exists_can_be_named() -> None:
         (["--max-runing-requests", "3"], "did you mean --max-running-requests?"),
         (["--set", "kv.pgsize=3"], "unknown setting kv.pgsize; did you mean kv.page_size?"),
         (["--set", "port=3"], "unknown setting port; did you mean server.port?"),
+        (["--set", "kv=3"], "unknown setting kv; did you mean kv.page_size?"),
+        (["--kv", "3"], "unknown flag --kv; did you mean --kv.page_size?"),
         (["--set", "kv.page_size"], "--set: found kv.page_size; accepted: NAME=VALUE"),
         (["--zzz", "3"], "unknown flag --zzz; accepted: see docs/settings.md or --help"),
         (["--kv.page_size"], "expected one argument"),
