@@ -26,6 +26,9 @@ _SOURCES = (
 )
 _FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-shared")
 _FOLDER = Path(__file__).parent
+# Against a compiler that hangs. Half a minute's work takes many minutes on a machine that others
+# keep busy, and a server that gave up on it would be slow for as long as it runs.
+_MOST_SECONDS = 1800
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 # What matrices may be, and how the names of the functions for them end.
 _SUFFIXES = {torch.float32: "", torch.bfloat16: "_bfloat16"}
@@ -111,9 +114,14 @@ def _compile(compiler: str, flags: list[str], library: Path) -> None:
 
 def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_MOST_SECONDS, check=False
+        )
+    except OSError as error:
         raise NativeUnavailable(f"{command[0]} does not run: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        said = f"{command[0]} is not done after {_MOST_SECONDS:g} seconds"
+        raise NativeUnavailable(said) from error
     if done.returncode != 0:
         said = " ".join(done.stderr.split())[:300]
         raise NativeUnavailable(f"{command[0]} fails: {said}")

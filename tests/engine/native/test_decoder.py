@@ -145,6 +145,19 @@ def test_a_compiler_that_fails_leaves_nothing_behind(
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
+def test_a_compiler_that_hangs_is_given_up_and_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && echo 1.0 || exec sleep 600\n')
+    compiler.chmod(0o755)
+    monkeypatch.setattr("engine.native.compiling.cxx_compiler", lambda: str(compiler))
+    monkeypatch.setattr("engine.native.compiling._MOST_SECONDS", 0.5)
+    with pytest.raises(NativeUnavailable, match=r"c\+\+ is not done after 0\.5 seconds"):
+        load_kernels(tmp_path / "cache")
+    assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]
+
+
 def test_the_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = kernels_or_skip()
 
