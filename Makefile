@@ -4,10 +4,21 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 CONFIG ?= configs/demo.yaml
-PIP    := $(BIN)/python -m pip --disable-pip-version-check
+PIP    := $(BIN)/python -u -m pip --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 TESTS  := $(VENV)/.installed-for-tests
 ARGS   ?=
+
+# Install the project with $$extras, without pip's hundreds of lines: what it is at, in one line of a terminal
+# or else in a line each. Errors are pip's own, and so is the exit status.
+define install
+{ $(PIP) install --constraint constraints.txt --editable ".[$$extras]"; echo "status $$?"; } | { \
+    if [ -t 1 ]; then line='\r\033[K  %.70s'; else line='  %.70s\n'; fi; \
+    while read -r what rest; do case "$$what" in \
+        Collecting | Downloading | Building | Installing) printf "$$line" "$$what $$rest" ;; \
+        status) [ ! -t 1 ] || printf '\r\033[K'; exit "$$rest" ;; \
+    esac; done; }
+endef
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test check fix verify bench docs clean
@@ -24,12 +35,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
 	@echo "installing into $(VENV): torch, then the rest; a few minutes the first time"
 	$(PIP) install --constraint constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
-	$(PIP) install --quiet --constraint constraints.txt --editable ".[demo,quantized,dev]"
+	@extras=demo,quantized,dev; $(install)
 	@touch $(STAMP)
 
 # Only tests need triton on a machine without a GPU, and it takes a gigabyte.
 $(TESTS): $(STAMP)
-	$(PIP) install --quiet --constraint constraints.txt --editable ".[triton]"
+	@echo "installing triton into $(VENV) for the tests, about a gigabyte"
+	@extras=triton; $(install)
 	@touch $(TESTS)
 
 setup: $(STAMP) ## make .venv and install the project into it
