@@ -69,3 +69,23 @@ def prompt_key(prompt: Prompt) -> str:
 def is_held_out(key: str, *, share: float) -> bool:
     """Whether a prompt is kept for validation: fixed by its key, whatever else is in the files."""
     return int(key[:8], 16) < share * (1 << 32)
+
+
+def write_prompts(file: Path, prompts: Sequence[Prompt]) -> None:
+    """In the form that `dspark eval --prompts` reads; without any there is no file.
+
+    Whole or not at all. Raises OSError when the disk is full.
+    """
+    if not prompts:
+        file.unlink(missing_ok=True)
+        return
+    from draft.training.whole_file import whole_file  # its package loads torch
+
+    lines = [
+        json.dumps(
+            {"category": prompt.category, "messages": list(prompt.messages)}, ensure_ascii=False
+        )
+        for prompt in prompts
+    ]
+    with whole_file(file) as partial:
+        partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -5,7 +5,6 @@ folder that `speculative.draft_model` takes. The same command in the same output
 where it was stopped. See docs/training.md."""
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from engine.training.prompts import (
     is_held_out,
     prompt_key,
     read_training_prompts,
+    write_prompts,
 )
 from server.begun_training import begin, decisive_settings, refuse_another_training
 from server.commands.measuring import encode, quiet_libraries
@@ -138,17 +138,3 @@ def in_tokens(
         )
         for key, found in zip(keys, encode(codec, prompts), strict=True)
     ]
-
-
-def write_prompts(file: Path, prompts: Sequence[Prompt]) -> None:
-    """In the form that `dspark eval --prompts` reads; without any there is no file."""
-    if not prompts:
-        file.unlink(missing_ok=True)
-        return
-    lines = [
-        json.dumps(
-            {"category": prompt.category, "messages": list(prompt.messages)}, ensure_ascii=False
-        )
-        for prompt in prompts
-    ]
-    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

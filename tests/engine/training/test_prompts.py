@@ -4,8 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.benchmarks.prompts import Prompt, PromptFileError
-from engine.training.prompts import is_held_out, prompt_key, read_training_prompts
+from engine.benchmarks.prompts import Prompt, PromptFileError, read_prompts
+from engine.training.prompts import (
+    is_held_out,
+    prompt_key,
+    read_training_prompts,
+    write_prompts,
+)
 
 
 def write(folder: Path, name: str, *lines: str) -> Path:
@@ -49,3 +54,20 @@ def test_the_split_follows_the_prompt_and_not_its_place_or_set() -> None:
     assert 150 < sum(held_out) < 250
     assert not any(is_held_out(key, share=0.0) for key in keys)
     assert all(is_held_out(k, share=0.2) for k, held in zip(keys, held_out, strict=True) if held)
+
+
+def test_prompts_that_do_not_fit_on_the_disk_leave_those_that_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "held-out-prompts.jsonl"
+    before = (Prompt("a", ({"role": "user", "content": "ä\u2028"},)),)
+    write_prompts(file, before)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_prompts(file, before * 2)
+    assert read_prompts(file) == before
+    assert list(tmp_path.iterdir()) == [file]
