@@ -126,14 +126,17 @@ class DSparkProposer:
 
     def propose(self, request: BlockRequest) -> DraftBlock:
         """Run every block at its full width, then pick its tokens left to right."""
-        done = self._kernel.run(request) if self._kernel is not None else None
-        if done is None:
-            done = self.run_block(request)
+        done = self.pass_of(request)
         if done.draft_ids is None:
             return self.pick(request, done)
         if request.mask is None or keeps_to(request.mask, done.draft_ids, request.anchor_ids):
             return DraftBlock(done.draft_ids, None, done.confidence_logits)
         return self.pick(request, done)
+
+    def pass_of(self, request: BlockRequest) -> BlockPass:
+        """As far as the kernel comes with it, or up to the chain by PyTorch."""
+        done = self._kernel.run(request) if self._kernel is not None else None
+        return self.run_block(request) if done is None else done
 
     def run_block(self, request: BlockRequest) -> BlockPass:
         """The pass by PyTorch, up to the chain: what a kernel is held against."""

@@ -113,6 +113,9 @@ class _Profiler:
                 "write 1": rig.context_write(rows=1),
                 "write all": rig.context_write(rows=window),
             }
+            chainless = rig.draft_pass(context=context)
+            if chainless is not None:
+                cases["draft, no chain"] = chainless
         timed = self._timed(cases)
         return [*self._target_parts(timed), *self._draft_parts(timed)]
 
@@ -147,12 +150,7 @@ class _Profiler:
             ),
             Part("  draft attention to the context", difference_ms(draft, short), kv, DIFFERENCE),
             Part("  draft LM head", ms(timed["draft head"]), traffic.head, ALONE),
-            Part(
-                "  draft block and chain besides",
-                difference_ms(short, timed["draft head"]),
-                traffic.layers + traffic.chain,
-                DIFFERENCE,
-            ),
+            *self._block_and_chain(timed, traffic),
             Part(
                 f"context write of 1 token ({self._built.proposer.context_kv_path})",
                 ms(timed["write 1"]),
@@ -165,6 +163,21 @@ class _Profiler:
                 traffic.context_write,
                 WHOLE,
             ),
+        ]
+
+    def _block_and_chain(self, timed: Samples, traffic: DraftTraffic) -> list[Part]:
+        """What a round is besides its head and what its context costs: in one where it is one."""
+        draft, short, head = timed["draft"], timed["draft, no context"], timed["draft head"]
+        chainless = timed.get("draft, no chain")
+        if chainless is None:
+            both = traffic.layers + traffic.chain
+            name = "  draft block and chain besides"
+            return [Part(name, difference_ms(short, head), both, DIFFERENCE)]
+        chain = [d - c for d, c in zip(draft, chainless, strict=True)]
+        block = [s - h - c for s, h, c in zip(short, head, chain, strict=True)]
+        return [
+            Part("  Markov chain and confidences", ms(chain), traffic.chain, DIFFERENCE),
+            Part("  draft block besides", ms(block), traffic.layers, DIFFERENCE),
         ]
 
     def _by_context(self) -> dict[int, tuple[Part, ...]]:

@@ -10,7 +10,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from draft import BlockRequest
+from draft import BlockRequest, BlockSampling, DSparkProposer
 from engine.batch import ScheduleBatch, batch_of_rows
 from engine.benchmarks.timing import Case
 from engine.build import Built
@@ -36,14 +36,24 @@ class Rig:
 
     def draft_round(self, *, context: int) -> Case:
         """One greedy block after `context` tokens of one sequence."""
-        request = BlockRequest(
-            anchor_ids=self._ids(1),
-            anchor_positions=torch.tensor([context], device=self._device),
-            slots=torch.arange(context, context + self.num_slots, device=self._device)[None],
-            page_tables=[self._table(context + self.num_slots)],
-            context_lens=[context],
-        )
+        request = self._block_request(context)
         return lambda: self._built.proposer.propose(request)
+
+    def draft_pass(self, *, context: int) -> Case | None:
+        """The same as far as the base logits; None where a round is one recording.
+
+        A row that draws has its tokens picked outside of a kernel.
+        """
+        proposer = self._built.proposer
+        if not isinstance(proposer, DSparkProposer):
+            return None
+        drawn = BlockSampling(
+            rows=torch.zeros(1, dtype=torch.long, device=self._device),
+            temperatures=torch.ones(1, device=self._device),
+            uniforms=torch.zeros(1, proposer.block_size, dtype=torch.float64, device=self._device),
+        )
+        request = dataclasses.replace(self._block_request(context), sampling=drawn)
+        return lambda: proposer.pass_of(request)
 
     def draft_head(self) -> Case:
         """The head's product over one block, alone."""
@@ -76,6 +86,15 @@ class Rig:
                 )
 
         return run
+
+    def _block_request(self, context: int) -> BlockRequest:
+        return BlockRequest(
+            anchor_ids=self._ids(1),
+            anchor_positions=torch.tensor([context], device=self._device),
+            slots=torch.arange(context, context + self.num_slots, device=self._device)[None],
+            page_tables=[self._table(context + self.num_slots)],
+            context_lens=[context],
+        )
 
     def _batch(self, context: int, rows: int) -> ScheduleBatch:
         stop = context + rows

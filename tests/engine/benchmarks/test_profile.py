@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from draft import BlockPass
 from engine.benchmarks.first_token import products_case, prompt_case
 from engine.benchmarks.profile import WHOLE, Part, Profile
 from engine.benchmarks.profiling import NUM_REPORTS, contexts_within, measure_profile
+from engine.benchmarks.rig import Rig
 from engine.benchmarks.statistics import Spread
 from engine.benchmarks.steady import PARTS, record_steps
 from engine.benchmarks.timing import difference_ms, in_turns, timed_method
@@ -142,8 +144,9 @@ def test_rounds_leave_out_prompts_and_their_parts_are_the_whole(built: Built) ->
 def test_a_profile_has_every_part_and_every_number_goes_into_json(profile: Profile) -> None:
     values = json.loads(json.dumps(profile.values(), allow_nan=False))
     assert values["window"] == 5
-    assert len(values["parts"]) == len(profile.parts) == 10
+    assert len(values["parts"]) == len(profile.parts) == 11
     assert {"target forward, 5 rows", "draft LM head"} <= set(values["parts"])
+    assert {"Markov chain and confidences", "draft block besides"} <= set(values["parts"])
     assert set(values["pass_by_rows"]) == {"1", "2", "4", "6", "8", "16", "32"}
     assert set(values["pass_by_context"]) == {"128"}  # what fits into 160 tokens
     assert (
@@ -157,6 +160,33 @@ def test_a_profile_has_every_part_and_every_number_goes_into_json(profile: Profi
     assert table[0].startswith("memory read by 1 threads: ")
     assert any(line.startswith("draft round: block, head and chain") for line in table)
     assert profile.holds
+
+
+@pytest.mark.parametrize("native", ["auto", "off"])
+def test_a_round_without_its_chain_is_the_rest_of_it(native: str, tmp_path: Path) -> None:
+    """A pass of the same block that stops at the base logits, whoever computes it."""
+    built = tiny_engine(
+        target=tiny_target(has_eos=False),
+        draft_folder=write_tiny_draft(tmp_path),
+        native_kernels=native,
+    )
+    run = Rig(built, CPU).draft_pass(context=20)
+    assert run is not None
+    with torch.inference_mode():
+        found = run()
+    assert isinstance(found, BlockPass)
+    assert found.draft_ids is None
+    assert found.base_logits.shape == (1, 4, VOCAB)
+
+
+def test_a_round_that_is_one_recording_keeps_block_and_chain_together(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rig, "draft_pass", lambda self, *, context: None)
+    found = measure_profile(built, ASKED, turns=1, device=CPU, report=lambda label: None)
+    names = {part.name.strip() for part in found.parts}
+    assert "draft block and chain besides" in names
+    assert "Markov chain and confidences" not in names
 
 
 def test_the_first_token_is_held_against_the_products_of_its_prompt(profile: Profile) -> None:
