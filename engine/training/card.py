@@ -50,7 +50,7 @@ def model_card(
         "vocabulary": words,
         "Markov head": markov,
         "confidence head": "yes" if config.has_confidence_head else "no",
-        "prompts": f"{sets} (malformed and repeated lines left out)",
+        "prompts": f"{sets} (malformed, repeated and too long ones left out)",
         **_own_prompts_row(own_prompts),
         "answers": f"by the target itself at temperature {temperatures}, at most "
         f"{answers.max_new_tokens} tokens, seed {answers.seed}",
