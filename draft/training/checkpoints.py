@@ -25,8 +25,7 @@ class Checkpoints:
         """Write a state and forget all but the newest few. Raises OSError, leaving the old ones."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"step-{step:08d}.pt"
-        with whole_file(path) as partial:
-            torch.save({"identity": self._identity, "state": dict(state)}, partial)
+        save_whole({"identity": self._identity, "state": dict(state)}, path)
         for old in self._files()[:-_KEPT]:
             old.unlink()
         return path
@@ -63,3 +62,14 @@ class Checkpoints:
 
     def _files(self) -> list[Path]:
         return sorted(self._folder.glob(_PATTERN))
+
+
+def save_whole(content: Mapping[str, Any], path: Path) -> None:
+    """A file of torch's, whole or not at all. Raises OSError."""
+    with whole_file(path) as partial, partial.open("wb") as file:
+        try:
+            torch.save(dict(content), file)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):  # over which torch stumbles once more
+                raise error.__context__ from None
+            raise

@@ -8,7 +8,7 @@ from typing import Any
 
 from draft.training.trainer import StepReport
 from draft.training.validating import Validation
-from draft.training.whole_file import whole_file
+from draft.training.whole_file import append_line, whole_file
 
 
 class Journal:
@@ -42,6 +42,4 @@ class Journal:
         return entries
 
     def _append(self, entry: Mapping[str, object]) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        append_line(self._path, json.dumps(entry))

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files, and lines of files, that are there whole or not at all."""
 
 import os
 from collections.abc import Iterator
@@ -17,10 +17,40 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
-        yield partial
-        partial.chmod(_MODE)  # safetensors and torch may have their own ideas
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
+        with _naming(path):
+            yield partial
+            partial.chmod(_MODE)  # safetensors and torch may have their own ideas
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def append_line(path: Path, line: str) -> None:
+    """One more line at the end of a file, on the disk when this returns.
+
+    Raises OSError when the disk is full; what was there before stays, and nothing of the line.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with _naming(path), path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        if path.exists():
+            os.truncate(path, size)
+        raise
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """An error of a write names no file by itself."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from draft import DSparkNetwork
-from draft.training.checkpoints import Checkpoints
+from draft.training.checkpoints import Checkpoints, save_whole
 from draft.training.curves import draw_curves
 from draft.training.examples import Examples
 from draft.training.forward import GuessBlocks, guess_blocks
@@ -19,7 +19,6 @@ from draft.training.journal import Journal
 from draft.training.recipe import Recipe
 from draft.training.trainer import StepReport, Trainer
 from draft.training.validating import Validation, validate
-from draft.training.whole_file import whole_file
 from engine.training.config import LearningConfig
 
 logger = logging.getLogger(__name__)
@@ -146,8 +145,7 @@ class Learning:
         )
         if said.accept_length > self._best:
             self._best, self._best_step = said.accept_length, found.step
-            with whole_file(self._best_file) as partial:
-                torch.save(self._trainer.state()["parameters"], partial)
+            save_whole(self._trainer.state()["parameters"], self._best_file)
         self._draw()
 
     def _draw(self) -> None:

@@ -16,17 +16,9 @@ class LineFile:
 
     def append(self, entry: Mapping[str, object]) -> None:
         """Raises OSError when the disk is full; what was there before stays."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        size = self.path.stat().st_size if self.path.exists() else 0
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            if self.path.exists():
-                os.truncate(self.path, size)
-            raise
+        from draft.training.whole_file import append_line  # its package loads torch
+
+        append_line(self.path, json.dumps(entry))
 
     def lines(self) -> list[Mapping[str, object]]:
         """All of them; half a line at the end, which a kill left, is cut off.

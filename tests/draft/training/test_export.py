@@ -14,6 +14,7 @@ from draft.training.journal import Journal
 from draft.training.trainer import StepReport
 from draft.training.validating import Validation
 from tests.draft.tiny import CPU, random_network, tiny_config
+from tests.full_disk import room_for
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,21 @@ def test_a_rewound_journal_has_each_step_once(tmp_path: Path) -> None:
     assert [(e["kind"], e["step"]) for e in journal.entries()] == [
         ("step", step) for step in (1, 2, 3)
     ]
+
+
+def test_a_full_disk_leaves_whole_lines_of_the_journal(tmp_path: Path) -> None:
+    journal = Journal(path=tmp_path / "training.jsonl")
+    journal.step(report(1))
+    before = (tmp_path / "training.jsonl").read_text()
+    with room_for(len(before) + 10), pytest.raises(OSError, match=r"too large: .*training.jsonl"):
+        journal.step(report(2))
+    assert (tmp_path / "training.jsonl").read_text() == before
+
+
+def test_a_full_disk_leaves_nothing_of_an_export(tmp_path: Path) -> None:
+    with room_for(1000), pytest.raises(OSError, match=r"model.safetensors cannot be written"):
+        export_draft(random_network(), tmp_path, more={}, num_target_layers=5)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_curves_are_a_picture(tmp_path: Path) -> None:

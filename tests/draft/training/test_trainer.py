@@ -16,6 +16,7 @@ from draft.training.trainer import Trainer, losses_of
 from draft.training.validating import validate
 from tests.draft.tiny import CONFIG, CPU, random_network, tiny_config
 from tests.draft.training.sequences import examples_of, tiny_head
+from tests.full_disk import room_for
 
 RECIPE = Recipe(epochs=4, sequences_per_step=4, sequences_per_micro_batch=2, num_anchors=5, seed=7)
 IDENTITY = {"recipe.epochs": 4, "design.block_size": 4}
@@ -174,19 +175,11 @@ def test_another_configuration_cannot_continue_and_the_field_is_named(tmp_path: 
         other.load_newest()
 
 
-def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_half_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_half_written(tmp_path: Path) -> None:
     checkpoints = Checkpoints(folder=tmp_path, identity=IDENTITY)
     checkpoints.save({"step": 1}, step=1)
-
-    def full(content: object, file: Path) -> None:
-        file.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match="No space left"):
-        checkpoints.save({"step": 2}, step=2)
+    with room_for(10_000), pytest.raises(OSError, match=r"too large: .*step-00000002.pt"):
+        checkpoints.save({"step": 2, "weight": torch.zeros(100_000)}, step=2)
     assert [file.name for file in tmp_path.iterdir()] == ["step-00000001.pt"]
     assert checkpoints.load_newest() == {"step": 1}
 

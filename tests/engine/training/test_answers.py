@@ -10,6 +10,7 @@ from engine.training.config import AnswersConfig
 from engine.training.prompts import TrainingPrompt
 from tests.engine.running import generate_alone, prompts
 from tests.engine.tiny_models import VOCAB, tiny_engine, tiny_target
+from tests.full_disk import room_for
 
 CONFIG = AnswersConfig(temperatures=(0.0, 0.9), max_new_tokens=9, min_tokens=2, concurrency=3)
 PROMPTS = [
@@ -78,17 +79,12 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
         AnswerFile(path=path, target="name")
 
 
-def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     _, file = generate(path, asked=PROMPTS[:1])
     before = path.read_text()
     answer = file.find(PROMPTS[0], Variant.all_of(CONFIG)[0])
     assert answer is not None
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with room_for(len(before) + 10), pytest.raises(OSError, match=r"too large: .*answers.jsonl"):
         file.add(answer)
     assert path.read_text() == before
