@@ -245,9 +245,9 @@ def print_result(
         "notes": list(notes),
     }
     line = json.dumps(_shortened(result), ensure_ascii=False, allow_nan=False)
+    print(line)  # first, for hours of work must not be lost to a full disk
     if args.output is not None:
         _output_file(args).write_text(line + "\n", encoding="utf-8")
-    print(line)
     return 0 if outcome.holds else 1
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from server.cli import main
+from tests.full_disk import room_for
 from tests.server.logs import log_given_back
 from tests.server.tiny_pair import TinyPair
 
@@ -41,6 +42,17 @@ def test_a_table_and_one_line_of_json_with_a_set_for_each_file(
     assert found["command"] == "eval"
     assert found["arguments"]["temperatures"] == [0, 1]
     assert "temperature 1" in captured.err
+
+
+def test_a_result_that_does_not_fit_on_the_disk_is_printed_all_the_same(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--num-prompts", "1", "--max-tokens", "4", "--output", str(tmp_path / "found.json")]
+    with room_for(100):
+        assert main(["eval", *pair.flags, *words]) == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out.splitlines()[-1])["command"] == "eval"
+    assert captured.err.splitlines()[-1].startswith("dspark: [Errno 27] File too large")
 
 
 @pytest.mark.parametrize(
