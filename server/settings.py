@@ -37,9 +37,9 @@ class ModelSection(Section):
     )
     quantization: Literal["none", "int8"] = Field(
         "none",
-        description="int8: the target's matrices lie in int8 with a scale for each row, on CPU, "
-        "for Llama, Mistral, Qwen2 and Qwen3. The text is that of the target in this form; a "
-        "draft changes nothing of it.",
+        description="int8: the target's matrices are held in int8 with a scale for each row; on "
+        "CPU, for Llama, Mistral, Qwen2 and Qwen3. The text is then the int8 target's own, with a "
+        "draft or without.",
     )
     max_model_len: Literal["auto"] | Annotated[int, Field(ge=2)] = Field(
         "auto",
@@ -61,8 +61,8 @@ class ModelSection(Section):
     )
     reasoning_parser: Literal["none", "think"] = Field(
         "none",
-        description="think: text between <think> tags at the beginning of a chat's answer is told "
-        "as reasoning_content.",
+        description="think: text between <think> tags at the beginning of a chat's answer is "
+        "returned as reasoning_content.",
     )
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the target. Only for code you trust."
@@ -74,13 +74,14 @@ class ConfidenceSection(Section):
 
     mode: Literal["off", "threshold"] = Field(
         "off",
-        description="off: every draft token is verified; threshold: those up to which the block "
-        "is likely enough to stand.",
+        description="off: every draft token is verified; threshold: a block is cut where it is no "
+        "longer likely enough to stand.",
     )
     threshold: Annotated[float, Field(gt=0, le=1)] = Field(
         0.06,
-        description="Smallest chance, by the draft's own confidences, that a block stands up to a "
-        "token which is verified. About what a row costs the target, as a share of a round.",
+        description="A draft token is verified if the chance that the block stands up to it is at "
+        "least this, by the draft's own confidences. About the cost of one more row in the "
+        "target, as a share of a round.",
     )
 
 
@@ -99,15 +100,14 @@ class SpeculativeSection(Section):
     )
     draft_dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
-        description="Number format in which the draft's matrices lie in memory; auto is "
-        "model.dtype, but bfloat16 beside a float32 target on CPU if the checkpoint's own lose "
-        "nothing by it (the head's copy is rounded). Native kernels compute in float32 whatever "
-        "it is.",
+        description="Number format in which the draft's matrices are held; auto is model.dtype, "
+        "but bfloat16 beside a float32 target on CPU if the checkpoint's own lose nothing by it "
+        "(the head's copy is rounded). Native kernels sum in float32 whatever it is.",
     )
     allow_other_target: bool = Field(
         False,
         description="Take a draft that was trained for other weights than this target's, which is "
-        "refused otherwise. The text stays the target's; acceptance may not.",
+        "refused otherwise. The text stays the target's; acceptance may be low.",
     )
     num_draft_tokens: AutoOrCount = Field(
         "auto",
@@ -117,8 +117,8 @@ class SpeculativeSection(Section):
     draft_budget: Literal["auto", "always"] = Field(
         "auto",
         description="auto: as many draft tokens as pay at the load of each step, by costs measured "
-        "at start and by how many stood before; none if none pay. Requests with a seed above "
-        "temperature 0 keep their number. always: num_draft_tokens at any load.",
+        "at start and by how many stood before; none if none pay. Requests with a seed and a "
+        "temperature above 0 always have num_draft_tokens. always: num_draft_tokens at any load.",
     )
     stacked_context_kv: Literal["auto", "on", "off"] = Field(
         "auto",
@@ -180,8 +180,8 @@ class SchedulerSection(Section):
     )
     request_timeout_s: Seconds | None = Field(
         None,
-        description="Seconds that a request may take from its arrival to its end, waiting "
-        "included; then it is cancelled with 504. Null is no limit.",
+        description="Seconds that an answer may take, waiting included, counted once its prompt is "
+        "tokenized and its grammar compiled; then it is cancelled with 504. Null is no limit.",
     )
     prefill_chunk_tokens: Annotated[int, Field(ge=1)] = Field(
         512, description="Most prompt tokens that go through the target in one step."

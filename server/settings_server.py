@@ -14,19 +14,21 @@ class ServerSection(Section):
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="TCP port.")
     api_key: Keys | None = Field(
         None,
-        description="Key asked for on every route but /health, as a bearer token or x-api-key; of "
-        "several, each one opens.",
+        description="Key asked for on every route but /health, as a bearer token or x-api-key; a "
+        "list of keys opens with each of them.",
     )
     api_key_file: FileName | None = Field(
-        None, description="File that holds the keys, one a line, instead of api_key."
+        None,
+        description="File that holds the keys, one per line, instead of api_key; lines that begin "
+        "with # are skipped.",
     )
     admin_api_key: Keys | None = Field(
         None,
         description="Key asked for on the routes that steer the server, which api_key then no "
-        "longer opens; it opens all others too.",
+        "longer opens; it opens every other route too.",
     )
     admin_api_key_file: FileName | None = Field(
-        None, description="File that holds the admin keys, one a line, instead of admin_api_key."
+        None, description="The same for admin keys, instead of admin_api_key."
     )
     cors_origins: TextList = Field(
         (),

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from server.settings_base import AutoOrCount, FileName, FolderOrHubId, Section, Text
+from server.settings_base import AutoOrCount, FileName, FolderName, FolderOrHubId, Section, Text
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Weight = Annotated[float, Field(ge=0)]
@@ -50,7 +50,9 @@ class DataSection(Section):
         description="Use the first so many of the files, prompt sets in turn; null is all.",
     )
     max_tokens: Annotated[int, Field(ge=8)] = Field(
-        1024, description="Longest sequence, prompt and answer; longer prompts are left out."
+        1024,
+        description="Longest sequence, prompt and answer; prompts that leave no room for "
+        "answers.max_new_tokens are left out.",
     )
     held_out: Share = Field(
         0.05, description="Share of prompts for validation, chosen by the prompt's hash."
@@ -97,8 +99,9 @@ class FeaturesSection(Section):
 
     mode: Literal["auto", "cached", "online"] = Field(
         "auto",
-        description="cached: all on disk, in bfloat16; online: computed at each visit; auto: on "
-        "disk as many as the budget allows, the others at each visit.",
+        description="cached: all on disk, in bfloat16, or refused where the budget is too small; "
+        "online: computed at each visit; auto: as many on disk as the budget allows, the others "
+        "computed at each visit.",
     )
     disk_budget_gib: Annotated[float, Field(gt=0)] = Field(
         8.0, description="Disk that hidden states may take, in GiB."
@@ -145,7 +148,7 @@ class StepsSection(Section):
         "scratch: random; draft: as start_draft, whose shape it takes (but design.draft_vocab_size "
         "may make its vocabulary smaller).",
     )
-    start_draft: FolderOrHubId | None = Field(None, description="Folder of a draft to begin with.")
+    start_draft: FolderName | None = Field(None, description="Folder of a draft to begin with.")
     epochs: Count = Field(4, description="Visits of each sequence.")
     max_steps: Count | None = Field(None, description="Stop after so many steps; null is all.")
     sequences_per_step: Count = Field(32, description="Sequences behind one update.")
@@ -184,7 +187,7 @@ class StepsSection(Section):
     compile: Literal["auto", "on", "off"] = Field(
         "off",
         description="torch.compile for the steps' forward and backward pass; auto is on with CUDA. "
-        "Where it fails or says something else, steps run without.",
+        "Where it fails or gives other numbers, steps run without.",
     )
 
     @model_validator(mode="after")
