@@ -15,9 +15,9 @@ Generated from the cases of `tests/engine/test_options.py` by `make docs`; do no
 
 Every option of a request holds inside a draft block as it does in plain decoding: row by row
 along the draft, as if each draft token before the row had been said. The target's distribution p
-is the one that the options leave; the draft is drawn from its own q, which knows of them the
-temperature and the grammar. A draft token that the options make unlikely is rejected more often,
-and nothing else changes: judging by p is what makes the answer exact.
+is the one that the options leave; the draft is drawn from its own q, to which only the temperature
+and the grammar apply. A draft token that the options make unlikely is rejected more often, and
+nothing else changes: judging by p is what makes the answer exact.
 
 Order: `logit_bias`, `repetition_penalty`, `frequency_penalty` and `presence_penalty`, grammar,
 `min_tokens`; then temperature, `top_k`, `top_p`, `min_p`. That is transformers' order, where it
@@ -33,9 +33,9 @@ Every pair is asked for on a tiny model, and each option alone. **T**: the greed
 token for token, what `transformers.generate` says with both options, without a draft and with
 drafts that are partly right. **R**: the same against the API's formula written down token by
 token, because transformers lacks one of the two. For every cell a seeded request at temperature
-0.8 is the same alone, among all the others in another order, and when sequences take each other's
-pages. Log probabilities are compared with transformers' to 1e-4, and their number with the
-tokens'.
+0.8 gives the same answer alone, among all the others in another order, and when sequences take
+each other's pages. Log probabilities are compared with transformers' to 1e-4, and there is one for
+each token.
 
 """
 
