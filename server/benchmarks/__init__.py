@@ -16,5 +16,10 @@ Servers that have the machine to themselves, for `python -m benchmarks.peers.com
     alone      one after the other in turns: start, warm up, ask, stop
     standings  the tables and the values
 
+For `dspark bench`:
+
+    front      what the server adds to a round, with an engine that replays
+    grammar    the grammars that answers are held to
+
 Nothing here loads torch, so that the client takes little from the machine that it measures.
 """
