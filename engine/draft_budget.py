@@ -190,7 +190,7 @@ def best_allotment(
     """Draft tokens for each of load.caps: those that make the most expected tokens a second.
 
     Theta = tokens / seconds, over all numbers of drafting sequences and of draft tokens; the
-    likeliest tokens come first, so each position for everybody before the next (dspark.md 8.1).
+    likeliest tokens come first, so each position for everybody before the next.
     Nothing stops at the first loss, so a step in the costs is no obstacle. Without drafts Theta
     counts 1 / (1 + patience).
 
