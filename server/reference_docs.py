@@ -16,6 +16,10 @@ _DOCS = Path(__file__).parents[1] / "docs"
 _CLI_PREFACE = """# Command line
 
 Generated from the program's own help by `make docs`; do not edit by hand.
+
+Exit codes: 0 all went well; 1 it could not be done, or a measurement broke a promise; 2 the command
+line or a setting is wrong; 130 interrupted; 143 terminated. `dspark serve` ends with 0 after either
+signal, once it serves. Foreseen failures are told on stderr, a line each.
 """
 
 

@@ -101,8 +101,9 @@ class SpeculativeSection(Section):
     draft_dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
         description="Number format in which the draft's matrices are held; auto is model.dtype, "
-        "but bfloat16 beside a float32 target on CPU if the checkpoint's own lose nothing by it "
-        "(the head's copy is rounded). Native kernels sum in float32 whatever it is.",
+        "but bfloat16 beside a float32 target on CPU where native kernels run and the checkpoint's "
+        "own lose nothing by it (the head's copy is rounded). Native kernels sum in float32 "
+        "whatever it is.",
     )
     allow_other_target: bool = Field(
         False,
