@@ -68,11 +68,11 @@ verify: $(TESTS) ## the long proofs: identity with transformers, distribution, l
 	$(BIN)/pytest -m "slow and not gpu" -o addopts="--strict-markers --strict-config -v" \
 	    -o log_cli=true -o log_cli_level=INFO
 
-bench: $(STAMP) ## both comparisons the project is for
+bench: $(STAMP) ## against plain decoding, and the two context writes
 	$(BIN)/dspark bench --config $(CONFIG) --compare speculation
 	$(BIN)/dspark bench --config $(CONFIG) --compare stacked
 
-docs: $(STAMP) ## write the pages that are made from the program, and the picture of results, anew
+docs: $(STAMP) ## write the generated pages and the picture again
 	$(BIN)/python -m server.reference_docs
 	$(BIN)/python -m tests.engine.options_table
 	$(BIN)/python -m benchmarks.pictures
