@@ -47,7 +47,8 @@ class DataSection(Section):
     )
     max_prompts: Count | None = Field(
         None,
-        description="Use the first so many of the files, prompt sets in turn; null is all.",
+        description="Most prompts that are taken from the files, from their prompt sets in turn; "
+        "null is all.",
     )
     max_tokens: Annotated[int, Field(ge=8)] = Field(
         1024,
@@ -63,7 +64,9 @@ class OwnPromptsSection(Section):
     """Prompts that the target writes itself, where its chat template lets a user speak."""
 
     count: Annotated[int, Field(ge=0)] = Field(
-        0, description="So many, beside those of data.prompts; they are a prompt set named own."
+        0,
+        description="Prompts that the target writes, beside those of data.prompts; their prompt "
+        "set is named own.",
     )
     temperature: Annotated[float, Field(gt=0)] = Field(
         1.0, description="Higher is more varied, and more often nonsense."
@@ -72,14 +75,14 @@ class OwnPromptsSection(Section):
     max_tokens: Count = Field(
         128, description="A prompt that has no end by then is dropped, as repeated ones are."
     )
-    seed: Annotated[int, Field(ge=0)] = Field(42, description="Of what is drawn.")
+    seed: Annotated[int, Field(ge=0)] = Field(42, description="Of these prompts' sampling.")
 
 
 class AnswersSection(Section):
     """How the target answers."""
 
     temperatures: Annotated[tuple[Weight, ...], Field(min_length=1)] = Field(
-        (0.0, 0.8), description="One answer of each prompt for each of these; 0 is greedy."
+        (0.0, 0.8), description="Each prompt is answered once at each of these; 0 is greedy."
     )
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="Of sampled answers.")
     top_k: Annotated[int, Field(ge=-1)] = Field(-1, description="Of sampled answers; -1 is off.")
@@ -87,7 +90,7 @@ class AnswersSection(Section):
     min_tokens: Annotated[int, Field(ge=2)] = Field(
         14, description="Shorter answers are not learned from."
     )
-    concurrency: Count = Field(16, description="Answers in the making at once.")
+    concurrency: Count = Field(16, description="Answers that are made at once.")
     draft_model: FolderOrHubId | None = Field(
         None, description="A draft that makes answering faster; the answers stay the target's."
     )
@@ -163,16 +166,24 @@ class StepsSection(Section):
     loss_decay: Annotated[float, Field(gt=0)] = Field(
         4.0, description="A slot at position k, from 0, weighs exp(-k / loss_decay)."
     )
-    cross_entropy_weight: Weight = Field(0.1, description="Of the target's token, at the end.")
-    l1_weight: Weight = Field(0.9, description="Of the distance of distributions, at the end.")
-    confidence_weight: Weight = Field(1.0, description="Of the confidence head.")
-    first_cross_entropy_weight: Weight = Field(1.0, description="The same at the beginning.")
-    first_l1_weight: Weight = Field(0.1, description="The same at the beginning.")
+    cross_entropy_weight: Weight = Field(
+        0.1, description="Of the loss for the target's token, at the end."
+    )
+    l1_weight: Weight = Field(
+        0.9, description="Of the distance to the target's distribution, at the end."
+    )
+    confidence_weight: Weight = Field(
+        1.0, description="Of the confidence head's loss, from first to last."
+    )
+    first_cross_entropy_weight: Weight = Field(
+        1.0, description="cross_entropy_weight at the beginning."
+    )
+    first_l1_weight: Weight = Field(0.1, description="l1_weight at the beginning.")
     weights_move_from: Share = Field(
-        0.1, description="Share of all steps after which weights leave their first values."
+        0.1, description="Share of all steps after which these two begin to change."
     )
     weights_move_until: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.4, description="Share of all steps after which they have their last."
+        0.4, description="Share of all steps after which they have their last values."
     )
     autocast: bool = Field(
         False, description="Matrix products in bfloat16; parameters and losses stay in float32."
