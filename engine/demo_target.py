@@ -135,7 +135,7 @@ def _require_modules(names: Sequence[str]) -> None:
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         raise LoadError(
-            f"the demo target needs {' and '.join(missing)} once: pip install 'dspark-server[demo]'"
+            f"the demo target needs {' and '.join(missing)} once: pip install -e '.[demo]'"
         )
 
 

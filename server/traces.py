@@ -26,7 +26,7 @@ def traces_to(endpoint: str, *, service_name: str) -> "Traces":
     except ImportError as error:
         raise SettingsError(
             f"observability.otlp_endpoint: found {endpoint}, but {error.name} is not installed; "
-            "accepted: null, or install it with pip install 'dspark-server[otel]'"
+            "accepted: null, or install it with pip install -e '.[otel]'"
         ) from error
     provider = TracerProvider(resource=Resource.create({"service.name": service_name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
