@@ -49,7 +49,7 @@ class Message(Body):
         "refusal": (),
         "annotations": ([],),
     }
-    IGNORED = frozenset({"name"})
+    IGNORED = frozenset({"name", "parsed"})  # parsed: by the official client, which hands it back
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[

@@ -11,7 +11,7 @@ from server.schemas import Message, SamplingFields, TextPart
 from server.schemas_body import Body, Text
 from server.schemas_tools import CallWish, OfferedTool, ToolName, wish_of
 
-_NO_EFFECT = frozenset({"metadata", "service_tier"})
+_NO_EFFECT = frozenset({"cache_control", "metadata", "service_tier"})
 
 
 def _kind(value: object) -> str | None:
@@ -21,7 +21,7 @@ def _kind(value: object) -> str | None:
 
 
 class TextBlock(TextPart):
-    IGNORED = frozenset({"cache_control", "citations"})
+    IGNORED = frozenset({"cache_control", "citations", "parsed_output"})
 
 
 def _content(what: str) -> Any:
@@ -42,6 +42,7 @@ class ToolUseBlock(Body):
     """A call that the assistant made."""
 
     IGNORED = frozenset({"cache_control", "caller"})
+    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {"toolset_name": ()}
 
     type: Literal["tool_use"]
     id: Text
@@ -66,6 +67,7 @@ class ToolResultBlock(Body):
     """What a call came to."""
 
     IGNORED = frozenset({"cache_control", "is_error"})
+    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {"toolset_name": ()}
 
     type: Literal["tool_result"]
     tool_use_id: Text
@@ -135,7 +137,12 @@ class Turn(Body):
 
 
 class AnthropicTool(Body):
-    IGNORED = frozenset({"cache_control"})
+    IGNORED = frozenset({"cache_control", "eager_input_streaming"})
+    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "allowed_callers": (["direct"],),
+        "defer_loading": (False,),
+        "input_examples": ([],),
+    }
 
     type: Literal["custom"] | None = None
     name: ToolName
@@ -170,6 +177,7 @@ class CountBody(Body):
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "thinking": ({"type": "disabled"},),
         "container": (),
+        "thread": (),
         "context_management": (),
         "mcp_servers": ([],),
         "output_config": (),

@@ -44,6 +44,8 @@ Tools = Annotated[list[ToolBody], Field(max_length=_MOST_TOOLS), AfterValidator(
 
 
 class CalledFunction(Body):
+    IGNORED = frozenset({"parsed_arguments"})  # by the official client, which hands them back
+
     name: Text
     arguments: Text  # JSON
 

@@ -240,11 +240,19 @@ CALLS = """<think>Hm.</think>Let me see.
 def test_thoughts_and_calls_are_blocks_of_their_own_streamed_or_not() -> None:
     engine = FakeEngine(CALLS, max_len=1000)
     app = app_with(engine, tool_parser="hermes", reasoning_parser="think")
-    body = {**BODY, "max_tokens": 200, "tools": [WEATHER]}
+    cached = {"cache_control": {"type": "ephemeral"}}
+    body = {**BODY, "max_tokens": 200, "tools": [{**WEATHER, **cached}], **cached}
     with served(app) as address, _client(address) as client:
         whole = client.messages.create(**body)
         with client.messages.stream(**body) as stream:
             streamed = stream.get_final_message()
+        dumped = [block.model_dump() for block in streamed.content]
+        for message, said in ((whole, whole.content), (streamed, dumped)):  # handed back
+            call_id = message.content[-1].id
+            result = {"type": "tool_result", "tool_use_id": call_id, "content": "rain"}
+            turns = [USER, {"role": "assistant", "content": said}, {**USER, "content": [result]}]
+            again = client.messages.create(**{**body, "messages": turns})
+            assert again.stop_reason == "tool_use"
     for message in (whole, streamed):
         assert message.stop_reason == "tool_use"
         thinking, text, call = message.content

@@ -70,6 +70,20 @@ def test_a_stream_tells_the_same_calls() -> None:
     assert [c.choices[0].finish_reason for c in chunks][-1] == "tool_calls"
 
 
+def test_a_message_that_the_client_has_parsed_can_be_handed_back() -> None:
+    app = app_with(FakeEngine(f"Let me see.\n{CALL}", max_len=2000), tool_parser="hermes")
+    with (
+        served(app) as address,
+        openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client,
+    ):
+        with client.chat.completions.stream(**ASK) as stream:
+            said = stream.get_final_completion().choices[0].message
+        assert said.tool_calls
+        result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "rain"}
+        again = client.chat.completions.create(**{**ASK, "messages": [USER, said, result]})
+    assert again.choices[0].finish_reason == "tool_calls"
+
+
 def test_the_template_is_given_the_tools_and_the_conversation(connect: Connect) -> None:
     engine = FakeEngine(max_len=1000)
     client = connect(engine, tool_parser="hermes")
