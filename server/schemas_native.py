@@ -87,6 +87,7 @@ class GenerateBody(Body):
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "token_ids_logprob": (),
         "return_hidden_states": (False,),
+        "return_routed_experts": (False,),
         "image_data": (),
         "audio_data": (),
         "video_data": (),

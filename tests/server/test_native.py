@@ -257,6 +257,20 @@ def test_the_end_token_has_no_text_where_it_is_ignored(connect: Connect) -> None
     assert (answer["text"], len(answer["output_ids"])) == ("hello", 9)
 
 
+def test_what_sglangs_benchmark_asks_is_understood(connect: Connect) -> None:
+    body = {
+        "text": "hi",
+        "sampling_params": {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True},
+        "stream": True,
+        "lora_path": None,
+        "return_logprob": False,
+        "return_routed_experts": False,
+        "logprob_start_len": -1,
+    }
+    *_, last = events_of(connect().post("/generate", json=body).text)
+    assert last["meta_info"]["completion_tokens"] == 4
+
+
 def test_a_text_is_tokenized_as_generate_would(connect: Connect) -> None:
     client = connect(FakeEngine(max_len=100))
     expected = {"tokens": [BOS, *b"hi"], "count": 3, "max_model_len": 100}
