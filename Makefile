@@ -52,7 +52,7 @@ serve: $(STAMP) ## fetch the demo model (once) and serve it on 127.0.0.1:8000
 # A process for each core and a thread for each process: two threads beside another busy process are
 # several times slower than one.
 test: $(TESTS) ## the tests, under ten minutes on two cores
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not gpu and not slow" --numprocesses auto --maxprocesses 8
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8
 
 check: $(STAMP) ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
