@@ -20,7 +20,6 @@ from engine import SamplingParams
 from engine.benchmarks.prompts import Prompt
 from server.commands.measuring import (
     add_prompt_flags,
-    at_least_one,
     chosen_prompts,
     describe_prompts,
     progress_bar,
@@ -33,6 +32,7 @@ from server.commands.preparing import (
     checked_settings,
     prepare,
 )
+from server.number_flags import at_least_one
 from server.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -217,8 +217,6 @@ def _check_kind(args: argparse.Namespace) -> None:
 
 
 def _check_temperature(args: argparse.Namespace) -> None:
-    if args.temperature < 0:
-        raise SettingsError(f"--temperature: found {args.temperature:g}; accepted: 0 or more")
     if args.compare is not None and args.temperature != 0:
         raise SettingsError(
             f"--temperature: found {args.temperature:g}; accepted with --compare: 0, because "

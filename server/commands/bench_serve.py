@@ -21,7 +21,6 @@ from server.benchmarks.server import Address
 from server.benchmarks.turns import Plan, num_reports, take_turns
 from server.commands.measuring import (
     add_prompt_flags,
-    at_least_one,
     check_output,
     chosen_prompts,
     describe_prompts,
@@ -29,6 +28,7 @@ from server.commands.measuring import (
     print_result,
     progress_bar,
 )
+from server.number_flags import above_zero, an_integer, at_least_one, at_least_zero
 from server.settings import SettingsError
 
 USAGE = "dspark bench serve --base-url [NAME=]URL [--base-url ...] [options]"
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--request-rate",
-        type=_above_zero,
+        type=above_zero,
         metavar="R",
         help="requests arrive R times a second at random (Poisson), instead of from --concurrency "
         "clients",
@@ -87,14 +87,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_prompt_flags(parser)
     parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="default 0, which is greedy"
+        "--temperature",
+        type=at_least_zero,
+        default=0.0,
+        metavar="T",
+        help="default 0, which is greedy",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of sampling and of arrivals; default 0"
+        "--seed",
+        type=an_integer,
+        default=0,
+        metavar="N",
+        help="of sampling and of arrivals; default 0",
     )
     parser.add_argument(
         "--timeout",
-        type=_above_zero,
+        type=above_zero,
         default=_TIMEOUT_S,
         metavar="S",
         help=f"seconds that a server may be silent; default {_TIMEOUT_S:g}",
@@ -205,13 +213,3 @@ def _load(args: argparse.Namespace) -> Load:
             "--request-rate: found together with --concurrency; accepted: one of them"
         )
     return PoissonArrivals(args.request_rate, args.seed)
-
-
-def _above_zero(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"found {text}; accepted: a number above 0")
-    return value

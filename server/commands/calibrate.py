@@ -24,7 +24,6 @@ from server.commands.preparing import (
     prepare,
     require_draft,
 )
-from server.settings import SettingsError
 
 _USUAL_PROMPTS = 60  # a fit wants many rounds
 
@@ -47,8 +46,6 @@ def run(args: argparse.Namespace) -> int:
     settings = checked_settings(args)
     if settings is None:
         return 0
-    if args.temperature < 0:
-        raise SettingsError(f"--temperature: found {args.temperature:g}; accepted: 0 or more")
     require_draft(settings, purpose="calibrate")
     prompts = chosen_prompts(args)
     ready = prepare(settings, prompts)

@@ -26,7 +26,7 @@ from server.commands.preparing import (
     prepare,
     require_draft,
 )
-from server.settings import SettingsError
+from server.number_flags import at_least_zero
 
 USAGE = "dspark eval --config FILE [--prompts FILE ...] [options]"
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--temperatures",
         nargs="+",
-        type=float,
+        type=at_least_zero,
         default=list(_TEMPERATURES),
         metavar="T",
         help="default 0 1; 0 is greedy",
@@ -59,10 +59,6 @@ def run(args: argparse.Namespace) -> int:
     settings = checked_settings(args)
     if settings is None:
         return 0
-    if min(args.temperatures) < 0:
-        raise SettingsError(
-            f"--temperatures: found {min(args.temperatures):g}; accepted: 0 or more"
-        )
     require_draft(settings, purpose="evaluate")
     prompts = pick(prompt_sets(args.prompts), args)
     ready = prepare(settings, prompts)

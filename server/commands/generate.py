@@ -15,6 +15,7 @@ from server.commands.starting import (
     settle,
 )
 from server.flags import add_settings_flags
+from server.number_flags import an_integer, at_least_one, at_least_zero
 from server.settings import SettingsError
 from server.text import TextCodec
 
@@ -25,11 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "prompt", nargs="?", default="-", metavar="PROMPT", help="what to say; - reads stdin"
     )
-    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="default 256")
     parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="default 0, which is greedy"
+        "--max-tokens", type=at_least_one, default=256, metavar="N", help="default 256"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="repeat a sampled answer")
+    parser.add_argument(
+        "--temperature",
+        type=at_least_zero,
+        default=0.0,
+        metavar="T",
+        help="default 0, which is greedy",
+    )
+    parser.add_argument("--seed", type=an_integer, metavar="N", help="repeat a sampled answer")
     parser.add_argument(
         "--raw", action="store_true", help="continue the prompt as it is, without a chat template"
     )

@@ -18,6 +18,7 @@ from engine.benchmarks.prompts import (
     read_prompts,
     spread,
 )
+from server.number_flags import at_least_one
 from server.settings import Settings, SettingsError
 from server.settings_text import public_values
 from server.text import ChatTemplateError, TextCodec
@@ -110,17 +111,6 @@ def add_amount_flags(
         metavar="FILE",
         help="also write the JSON here; a folder gets a file with the date in its name",
     )
-
-
-def at_least_one(text: str) -> int:
-    """An argparse type."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"found {text}; accepted: an integer, at least 1")
-    return value
 
 
 def chosen_prompts(args: argparse.Namespace) -> tuple[Prompt, ...]:

@@ -15,6 +15,7 @@ from server.commands.starting import (
     settle,
 )
 from server.flags import add_settings_flags
+from server.number_flags import an_integer, at_least_zero
 from server.settings import Settings, SettingsError
 from server.text import TextCodec
 
@@ -36,12 +37,14 @@ def add_pair_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_temperature_flags(parser: argparse.ArgumentParser, meaning: str) -> None:
     """--temperature and --seed."""
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help=meaning)
+    parser.add_argument("--temperature", type=at_least_zero, default=0.0, metavar="T", help=meaning)
     add_seed_flag(parser)
 
 
 def add_seed_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling; default 0")
+    parser.add_argument(
+        "--seed", type=an_integer, default=0, metavar="N", help="of sampling; default 0"
+    )
 
 
 def checked_settings(args: argparse.Namespace) -> Settings | None:

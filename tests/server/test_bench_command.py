@@ -207,7 +207,10 @@ def test_a_prompt_that_does_not_fit_is_refused_before_the_first_trial(
             [*PLAIN, "--compare", "transformers", "--concurrency", "2"],
             "--concurrency: found 2; accepted with --compare transformers: 1",
         ),
-        ([*DRAFTED, "--temperature", "-1"], "--temperature: found -1; accepted: 0 or more"),
+        (
+            [*DRAFTED, "--temperature", "-1"],
+            "--temperature: found -1; accepted: a number, at least 0",
+        ),
         (
             [*PLAIN, "--compare", "speculation"],
             "--compare speculation: speculative.algorithm is none; accepted: a config with a draft",

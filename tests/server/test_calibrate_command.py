@@ -100,7 +100,7 @@ def test_without_matplotlib_the_rest_is_done_and_the_note_says_what_to_install(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--temperature", "-1"], "--temperature: found -1; accepted: 0 or more"),
+        (["--temperature", "-1"], "--temperature: found -1; accepted: a number, at least 0"),
         (["--speculative-algorithm", "none"], "speculative.algorithm: found none"),
         (["--num-prompts", "99"], "--num-prompts: found 99"),
     ],

@@ -58,7 +58,7 @@ def test_a_result_that_does_not_fit_on_the_disk_is_printed_all_the_same(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--temperatures", "-1"], "--temperatures: found -1; accepted: 0 or more"),
+        (["--temperatures", "-1"], "--temperatures: found -1; accepted: a number, at least 0"),
         (["--speculative-algorithm", "none"], "speculative.algorithm: found none"),
         (["--prompts", "no-such-file.jsonl"], "no-such-file.jsonl"),
         (["--num-prompts", "99"], "--num-prompts: found 99"),

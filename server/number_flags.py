@@ -1,0 +1,37 @@
+"""Types of flags that take a number, for argparse: each says what it found and what is accepted."""
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+N = TypeVar("N", int, float)
+
+
+def an_integer(text: str) -> int:
+    return _read(int, text, lambda value: True, "an integer")
+
+
+def at_least_one(text: str) -> int:
+    return _read(int, text, lambda value: value >= 1, "an integer, at least 1")
+
+
+def above_zero(text: str) -> float:
+    return _read(float, text, lambda value: 0 < value < math.inf, "a number above 0")
+
+
+def at_least_zero(text: str) -> float:
+    return _read(float, text, lambda value: 0 <= value < math.inf, "a number, at least 0")
+
+
+def _read(
+    convert: Callable[[str], N], text: str, is_accepted: Callable[[N], bool], words: str
+) -> N:
+    try:
+        value = convert(text)
+    except ValueError:
+        pass
+    else:
+        if is_accepted(value):
+            return value
+    raise argparse.ArgumentTypeError(f"found {text}; accepted: {words}")
