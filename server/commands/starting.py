@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from engine import EngineClient, EngineConfig, LoadError
 from engine.demo_target import default_cache_dir, ensure_demo_target
+from engine.errors import os_error_text
 from engine.machine import find_cuda
 from server.commands.progress import TerminalProgress
 from server.engine_config import to_engine_config
@@ -112,15 +113,15 @@ def load_text(settings: Settings, config: EngineConfig) -> TextCodec:
 def codec_of(
     target: str, *, revision: str | None, trust_remote_code: bool, chat_template: str | None
 ) -> TextCodec:
-    """The same for a target by its folder or hub id. Raises LoadError."""
+    """The same for a target by its folder or hub id. Raises LoadError, or SettingsError for the
+    chat template."""
+    template = _text_of(chat_template, "model.chat_template") if chat_template else None
     try:
         return TextCodec.load(
             target,
             revision=revision,
             trust_remote_code=trust_remote_code,
-            chat_template=Path(chat_template).read_text(encoding="utf-8")
-            if chat_template
-            else None,
+            chat_template=template,
         )
     except (OSError, ValueError) as error:
         if not Path(target).is_dir():
@@ -128,7 +129,22 @@ def codec_of(
                 f"model.path: {target!r} is neither a folder here nor to be had from the model "
                 f"hub ({type(error).__name__})"
             ) from error
+        if not (Path(target) / "config.json").is_file():
+            raise LoadError(
+                f"model.path: found {target}, a folder without config.json; accepted: the folder "
+                "of a model"
+            ) from error
         raise LoadError(f"model.path: no tokenizer in {target}: {error}") from error
+
+
+def _text_of(file: str, setting: str) -> str:
+    """A file that a setting names. Raises SettingsError."""
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"{setting}: {os_error_text(error)}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{setting}: found {file} with bytes that are not UTF-8") from error
 
 
 @contextmanager
@@ -161,7 +177,7 @@ def _keys(name: str, given: Sequence[SecretStr] | None, file: str | None) -> tup
         return tuple(key.get_secret_value() for key in given)
     if file is None:
         return ()
-    lines = [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
+    lines = [line.strip() for line in _text_of(file, f"server.{name}_file").splitlines()]
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
         raise SettingsError(f"server.{name}_file: found {file} empty; accepted: a key a line")

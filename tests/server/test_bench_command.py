@@ -224,7 +224,7 @@ def test_a_prompt_that_does_not_fit_is_refused_before_the_first_trial(
             [*DRAFTED, "--concurrency", "17"],
             "--concurrency: found 17; accepted: at most 16, which is scheduler.max_running",
         ),
-        ([*DRAFTED, "--prompts", "no.jsonl"], "--prompts: [Errno 2] No such file or directory"),
+        ([*DRAFTED, "--prompts", "no.jsonl"], "--prompts: no.jsonl: No such file or directory"),
         (
             [*DRAFTED, "--output", "no/such/file.json"],
             "--output: found no/such/file.json; accepted: a file in a folder that exists",

@@ -1,5 +1,6 @@
 """`dspark`: help, refusals in one line with an exit code, and the commands over small fakes."""
 
+import errno
 import json
 import logging
 import os
@@ -101,6 +102,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     ("argv", "code", "line"),
     [
         (["srve"], 2, "dspark: unknown command srve; did you mean serve?"),
+        (["--versoin"], 2, "dspark: unknown command --versoin; did you mean --version?"),
         (["xyz"], 2, "dspark: unknown command xyz; accepted: serve, generate,"),
         (["serve", "--speculative.algorithm", "none"], 2, "dspark: model.path is missing"),
         (
@@ -135,6 +137,50 @@ def test_a_refusal_is_one_line_and_an_exit_code(
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("dspark")
     assert "dspark: dspark" not in captured.err
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "/x/y"), "/x/y: Permission denied"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (OSError("a library's own words"), "a library's own words"),
+    ],
+)
+def test_what_the_system_refuses_is_told_without_its_number(
+    error: OSError,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(serve, "run", fail)
+    assert main(["serve", *PLAIN]) == 1
+    assert capsys.readouterr().err == f"dspark: {line}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "setting"),
+    [(["serve"], "server.api_key_file"), (["generate", "hi"], "model.chat_template")],
+)
+def test_a_file_that_is_no_text_is_named_with_its_setting(
+    command: list[str], setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bytes"
+    file.write_bytes(b"\xff\xfe\x00")
+    assert main([*command, *PLAIN, f"--{setting}", str(file)]) == 2
+    complaint = f"dspark: {setting}: found {file} with bytes that are not UTF-8\n"
+    assert capsys.readouterr().err == complaint
+
+
+def test_a_folder_that_is_no_model_is_named_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["generate", "hi", "--model", str(tmp_path), "--speculative-algorithm", "none"]
+    assert main(argv) == 1
+    assert f"model.path: found {tmp_path}, a folder without config.json" in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_refused_before_anything_is_loaded(
