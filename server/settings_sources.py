@@ -50,22 +50,32 @@ def read_file(file: Path, faults: list[Fault]) -> list[Assignment]:
     Unknown and repeated keys and odd numbers are added to the faults, each with its line.
     Raises SettingsError: no such file, not YAML.
     """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"config file {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"config file {file}: found bytes that are not UTF-8") from error
+    text = config_text(file)
     try:
         loader = PlainLoader(text)
         root = loader.get_single_node()
         return [] if root is None else list(_walk(loader, root, "", file, faults))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f":{mark.line + 1}" if mark else ""
-        raise SettingsError(f"{file}{line}: not YAML: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
-        raise SettingsError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
+        raise SettingsError(not_yaml(file, error)) from error
+
+
+def config_text(file: Path) -> str:
+    """Raises SettingsError for a config file that cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"config file {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"config file {file}: found bytes that are not UTF-8") from error
+
+
+def not_yaml(file: Path, error: yaml.YAMLError) -> str:
+    """What is wrong with a config file that is no YAML, and in which line."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return f"{file}: not YAML: {' '.join(str(error).split())}"
+    mark = error.problem_mark or error.context_mark
+    line = f":{mark.line + 1}" if mark else ""
+    return f"{file}{line}: not YAML: {error.problem or error.context}"
 
 
 def read_environment(environ: Mapping[str, str]) -> list[Assignment]:

@@ -19,6 +19,7 @@ from server.engine_config import count_or_none
 from server.model_sources import why_no_model
 from server.settings import SettingsError
 from server.settings_names import all_fields, did_you_mean
+from server.settings_sources import config_text, not_yaml
 from server.settings_text import accepted, default_text
 from server.training_settings import TrainingSettings
 from server.yaml_numbers import OddNumber, PlainLoader
@@ -112,15 +113,14 @@ def _value_of(name: str, written: str) -> object:
 
 
 def _read(config: Path) -> Mapping[str, object]:
+    text = config_text(config)
     try:
-        content = yaml.load(config.read_text(encoding="utf-8"), Loader=PlainLoader)
+        content = yaml.load(text, Loader=PlainLoader)
     except OddNumber as odd:
         line = odd.problem_mark.line + 1 if odd.problem_mark is not None else "?"
         raise SettingsError(f"{config}:{line}: {odd.problem}") from None
-    except OSError as error:
-        raise SettingsError(f"config file {config}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{config}: not YAML: {' '.join(str(error).split())}") from error
+    except yaml.YAMLError as error:
+        raise SettingsError(not_yaml(config, error)) from error
     if not isinstance(content, dict):
         raise SettingsError(f"{config}: found no settings; accepted: a mapping, {_SEE}")
     return dict(_flat(content, "", str(config)))

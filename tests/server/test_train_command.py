@@ -250,6 +250,22 @@ def test_what_cannot_be_asked_for_is_refused_in_one_line(
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"output: out\ndata: [1\n", "train.yaml:3: not YAML: expected ',' or ']'"),
+        (b"output: \xff\n", "train.yaml: found bytes that are not UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_yaml_is_named_with_its_line(
+    tmp_path: Path, content: bytes, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "train.yaml"
+    config.write_bytes(content)
+    assert train(config) == 2
+    assert complaint in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("value", ["3", "[epochs]", "fast"])
 def test_a_value_where_a_section_belongs_is_named_as_such(
     tmp_path: Path, value: str, capsys: pytest.CaptureFixture[str]
