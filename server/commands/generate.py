@@ -17,7 +17,7 @@ from server.commands.starting import (
 from server.flags import add_settings_flags
 from server.number_flags import an_integer, at_least_one, at_least_zero
 from server.settings import SettingsError
-from server.text import TextCodec
+from server.text import ChatTemplateError, TextCodec
 
 USAGE = "dspark generate [PROMPT] --config FILE [options]"
 
@@ -81,9 +81,13 @@ def summary(finish: Finish) -> str:
 
 
 def _encode(text: TextCodec, prompt: str, *, is_raw: bool) -> list[int]:
+    """Raises SettingsError for a prompt that the chat template refuses."""
     if is_raw or not text.has_chat_template:
         return text.encode(prompt)
-    return text.encode_chat([{"role": "user", "content": prompt}])
+    try:
+        return text.encode_chat([{"role": "user", "content": prompt}])
+    except ChatTemplateError as error:
+        raise SettingsError(f"PROMPT: {error}; --raw goes without a template") from error
 
 
 async def _answer(engine: EngineClient, text: TextCodec, request: Request) -> Finish:

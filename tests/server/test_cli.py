@@ -175,6 +175,19 @@ def test_a_file_that_is_no_text_is_named_with_its_setting(
     assert capsys.readouterr().err == complaint
 
 
+def test_a_prompt_that_the_chat_template_refuses_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = TinyPair.write(tmp_path)
+    template = tmp_path / "broken.jinja"
+    template.write_text("{% for m in messages %}{{ m.content")
+    argv = ["generate", "hi", *pair.flags, "--chat-template", str(template)]
+    assert main(argv) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("dspark: PROMPT: the chat template refuses these messages: ")
+    assert line.endswith("; --raw goes without a template")
+
+
 def test_a_folder_that_is_no_model_is_named_as_such(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
