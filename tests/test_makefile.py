@@ -1,5 +1,6 @@
 """What `make setup` shows and does, with a pip that only pretends to install."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -26,8 +27,11 @@ def make_setup(folder: Path, *, status: int) -> subprocess.CompletedProcess[str]
     python.parent.mkdir()
     python.write_text(PIP.replace("{status}", str(status)))
     python.chmod(0o755)
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = ["make", "setup", f"VENV={folder}"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=outside, capture_output=True, text=True, check=False
+    )
 
 
 def test_setup_shows_what_it_is_at_and_no_more(tmp_path: Path) -> None:
