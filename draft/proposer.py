@@ -23,7 +23,7 @@ class Proposer(Protocol):
     """Guesses a block of tokens after each anchor.
 
     It learns what became of a guess only through write_context: the committed tokens' hidden
-    states. Nothing here waits for the device.
+    states. Nothing here waits for the device, but for a mask, which is asked on the host.
     """
 
     @property

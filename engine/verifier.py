@@ -62,7 +62,8 @@ def verify_step(
     options: StepOptions,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> list[RoundResult]:
-    """Decide every sampling share. The one place of a step where the host waits for the device.
+    """Decide every sampling share. Here the host waits for the device, once a step; a mask or a
+    confidence threshold, which must know the draft, makes it wait before.
 
     Both rules judge by the processed logits, so p is what the request asked for; q is what the
     draft was drawn from, which knows nothing of the options but the temperature.
