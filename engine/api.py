@@ -305,6 +305,6 @@ class EngineClient(Protocol):
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and let running ones finish.
 
-        False if time ran out; what still ran was aborted.
+        False if time ran out, and what still ran was aborted; or if the engine hangs or has died.
         """
         ...
