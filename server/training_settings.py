@@ -196,9 +196,9 @@ class StepsSection(Section):
         "best", description="Which step becomes the draft: the best by held-out accept length."
     )
     compile: Literal["auto", "on", "off"] = Field(
-        "off",
-        description="torch.compile for the steps' forward and backward pass; auto is on with CUDA. "
-        "Where it fails or gives other numbers, steps run without.",
+        "auto",
+        description="torch.compile for the steps' forward and backward pass; auto is on with CUDA "
+        "where a trial is faster. Where it fails or gives other numbers, steps run without.",
     )
 
     @model_validator(mode="after")

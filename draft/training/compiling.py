@@ -17,6 +17,11 @@ logger = logging.getLogger(__name__)
 # Of the largest logit or gradient of a trial: rounding in another order stays below.
 _TOLERANCE = 1e-3
 _AUTOCAST_TOLERANCE = 5e-2
+_TURNS = 5
+_GAIN = 0.95  # of the plain pass's time at most, or compiling has gained nothing
+
+# How many seconds a call takes, until the device is done with it.
+Stopwatch = Callable[[Callable[[], object]], float]
 
 
 def compile_for_any_length(guess: GuessBlocks, *, backend: Any = "inductor") -> GuessBlocks:
@@ -35,10 +40,12 @@ def compile_guesses(
     *,
     autocast: bool,
     compiler: Callable[[GuessBlocks], GuessBlocks] = compile_for_any_length,
+    stopwatch: Stopwatch | None = None,
 ) -> GuessBlocks:
     """guess_blocks compiled, or as it is and the reason logged.
 
-    trial: what is run both ways, forward and backward, before the compiled form is taken.
+    trial: what is run both ways, forward and backward, before the compiled form is taken. With a
+    stopwatch that form must also be the faster one.
     """
     started = time.perf_counter()
     compiled = compiler(guess_blocks)
@@ -55,8 +62,28 @@ def compile_guesses(
     if not difference <= (_AUTOCAST_TOLERANCE if autocast else _TOLERANCE):  # NaN fails too
         logger.warning("training is not compiled: the compiled pass differs by %.1e", difference)
         return guess_blocks
+    if stopwatch is not None:
+        plain_s, compiled_s = _in_turns(
+            stopwatch,
+            lambda: _run(guess_blocks, network, trial, autocast=autocast),
+            lambda: _run(compiled, network, trial, autocast=autocast),
+        )
+        network.zero_grad(set_to_none=True)
+        if compiled_s > _GAIN * plain_s:
+            logger.info(
+                "training is not compiled: a pass takes %.1f ms compiled and %.1f ms plain",
+                1000 * compiled_s,
+                1000 * plain_s,
+            )
+            return guess_blocks
     logger.info("training is compiled: %.1f s", time.perf_counter() - started)
     return _Lasting(compiled)
+
+
+def _in_turns(stopwatch: Stopwatch, *runs: Callable[[], object]) -> list[float]:
+    """The least seconds of each."""
+    turns = [[stopwatch(run) for run in runs] for _ in range(_TURNS)]
+    return [min(times) for times in zip(*turns, strict=True)]
 
 
 class _Lasting:

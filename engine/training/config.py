@@ -74,7 +74,7 @@ class LearningConfig:
     validate_every: int = 100
     validation_sequences: int = 128
     export: Literal["best", "last"] = "best"
-    compile: Literal["auto", "on", "off"] = "off"  # auto: on with CUDA
+    compile: Literal["auto", "on", "off"] = "auto"  # auto: on with CUDA where it helps
 
 
 @dataclass(frozen=True, slots=True)

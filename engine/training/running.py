@@ -3,7 +3,8 @@
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from engine.training.prompts import TrainingPrompt
 from engine.training.stages import timed_stage
 from engine.training.states import HiddenStateSource
 from engine.training.turns import TurnWriter
+from engine.waiting import finish_work
 
 logger = logging.getLogger(__name__)
 
@@ -279,11 +281,24 @@ class Training:
 
     def _guesses(self, network: DSparkNetwork, examples: Examples) -> GuessBlocks:
         """The training's forward pass, compiled where that is asked for and works."""
-        mode = self._config.learning.compile
-        if mode == "off" or (mode == "auto" and self._device.type != "cuda"):
+        mode, device = self._config.learning.compile, self._device
+        if mode == "off" or (mode == "auto" and device.type != "cuda"):
             return guess_blocks
+
+        def stopwatch(run: Callable[[], object]) -> float:
+            finish_work(device)
+            started = time.perf_counter()
+            run()
+            finish_work(device)
+            return time.perf_counter() - started
+
         trial = trial_batch(examples, self._recipe, block_size=network.config.block_size)
-        return compile_guesses(network, trial.to(self._device), autocast=self._recipe.autocast)
+        return compile_guesses(
+            network,
+            trial.to(device),
+            autocast=self._recipe.autocast,
+            stopwatch=stopwatch if mode == "auto" else None,
+        )
 
     def _identity(
         self, draft: DSparkConfig, train: Sequence[TokenSequence]

@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,30 @@ def test_what_does_not_compile_runs_as_it_is_and_says_why(caplog: pytest.LogCapt
 def test_what_compiles_to_something_else_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
     assert compiled_with(Compiled(scale=1.1), tiny_network(CONFIG)) is guess_blocks
     assert "the compiled pass differs by" in caplog.text
+
+
+@pytest.mark.parametrize(("compiled_s", "is_taken"), [(0.8, True), (0.99, False), (1.5, False)])
+def test_where_it_is_timed_only_a_form_that_is_faster_is_taken(
+    caplog: pytest.LogCaptureFixture, compiled_s: float, is_taken: bool
+) -> None:
+    network, compiled = tiny_network(CONFIG), Compiled()
+
+    def stopwatch(run: Callable[[], object]) -> float:
+        calls = compiled.num_calls
+        run()
+        return compiled_s if compiled.num_calls > calls else 1.0
+
+    with caplog.at_level(logging.INFO):
+        guess = compile_guesses(
+            network,
+            trial(),
+            autocast=False,
+            compiler=lambda guess: compiled,
+            stopwatch=stopwatch,
+        )
+    assert (guess is not guess_blocks) == is_taken
+    assert (f"{1000 * compiled_s:.1f} ms compiled and 1000.0 ms plain" in caplog.text) != is_taken
+    assert all(parameter.grad is None for parameter in network.parameters())
 
 
 def test_a_form_that_fails_later_is_given_up_and_the_training_goes_on(
