@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine import build
+from engine import model_preparing
 from engine.fused_norms import FusedNorm, fuse_norms, norms_as_loaded
 from engine.target_loading import dense_reference
 from tests.engine.tiny_models import CONFIGS, LAYERS, VOCAB, tiny_engine, tiny_model
@@ -124,5 +124,5 @@ def test_a_module_that_only_looks_like_one_stays_as_it_is() -> None:
 
 
 def test_on_a_cpu_norms_are_left_to_transformers_and_the_native_kernels() -> None:
-    with patch.object(build, "fuse_norms", side_effect=AssertionError):
+    with patch.object(model_preparing, "fuse_norms", side_effect=AssertionError):
         tiny_engine(draft_folder=None)

@@ -52,7 +52,7 @@ def test_a_result_that_does_not_fit_on_the_disk_is_printed_all_the_same(
         assert main(["eval", *pair.flags, *words]) == 1
     captured = capsys.readouterr()
     assert json.loads(captured.out.splitlines()[-1])["command"] == "eval"
-    assert captured.err.splitlines()[-1].startswith("dspark: [Errno 27] File too large")
+    assert captured.err.splitlines()[-1].startswith("dspark: File too large")
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_kernels_that_compute_something_else_are_left_out(monkeypatch: pytest.Mo
     assert isinstance(good, dict)
     assert good["self_check"]["logits_difference"] < 1e-4
     monkeypatch.setattr(Int8Linear, "of", doubled)
-    monkeypatch.setattr("engine.build.speed_up", lambda *_: 0)
+    monkeypatch.setattr("engine.model_preparing.speed_up", lambda *_: 0)
     with pytest.raises(LoadError, match="through the paged pool differ"):
         tiny_engine(quantization="int8")
 
