@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.api import EngineSnapshot, Finish, FinishReason, Request, SpeculationStats
+from engine.api import Finish, FinishReason, Request, SpeculationStats
 from engine.benchmarks.agreement import Agreement, compare_texts
 from engine.benchmarks.arms import Arm, Report, TrialRunner, run_in_turns
 from engine.benchmarks.columns import number
@@ -17,7 +17,7 @@ from engine.benchmarks.statistics import Spread, ratio, values_of
 from engine.benchmarks.summary import ArmSummary, sum_up
 from engine.benchmarks.table import arm_table, stage_table
 from engine.benchmarks.throughput import headline
-from engine.benchmarks.trial import Trial, Workload
+from engine.benchmarks.trial import EngineCounts, Trial, Workload
 from engine.benchmarks.verdict import faster_by
 from engine.build import Built
 from engine.driving import RequestRun
@@ -85,8 +85,7 @@ class TransformersArm:
             runs=runs,
             categories=tuple(prompt.category for prompt in workload.prompts),
             seconds=seconds,
-            before=EngineSnapshot(),
-            after=EngineSnapshot(num_steps=num_passes),
+            counts=EngineCounts(num_steps=num_passes),
         )
 
     def _one(self, request: Request, workload: Workload, clock: Callable[[], float]) -> RequestRun:

@@ -49,18 +49,35 @@ def run_in_turns(
 ) -> Mapping[str, list[Trial]]:
     """Every arm `trials` times, by the arm's name: A B, B A, A B, ... after a warm-up of each.
 
-    A trial begins without cached prefixes: the second run of a prompt would otherwise be a
+    One stream changes arms after every prompt, so that they are seconds apart: memory can be a
+    third slower from one minute to the next. Several would run dry at the end of each part, and
+    change arms after all prompts.
+
+    Each turn begins without cached prefixes: the second run of a prompt would otherwise be a
     different, shorter one. Raises RequestRejected when a request cannot be served.
     """
     for arm in arms:
         report(f"warm-up: {arm.name}")
         _run(arm, _warm_up(workload))
     done: dict[str, list[Trial]] = {arm.name: [] for arm in arms}
+    parts = _parts(workload) if len(arms) > 1 else [workload]
     for trial in range(trials):
-        for arm in arms if trial % 2 == 0 else reversed(arms):
-            report(f"trial {trial + 1} of {trials}: {arm.name}")
-            done[arm.name].append(_run(arm, workload))
+        turns: dict[str, list[Trial]] = {arm.name: [] for arm in arms}
+        for turn, part in enumerate(parts):
+            for arm in arms if (trial + turn) % 2 == 0 else reversed(arms):
+                if turn == 0:
+                    report(f"trial {trial + 1} of {trials}: {arm.name}")
+                turns[arm.name].append(_run(arm, part))
+        for arm in arms:
+            done[arm.name].append(Trial.joined(turns[arm.name]))
     return done
+
+
+def _parts(workload: Workload) -> list[Workload]:
+    """What an arm runs in one turn."""
+    if workload.concurrency > 1:
+        return [workload]
+    return [dataclasses.replace(workload, prompts=(prompt,)) for prompt in workload.prompts]
 
 
 def num_reports(*, num_arms: int, trials: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from engine.api import SpeculationStats
 from engine.benchmarks.statistics import Spread
 from engine.benchmarks.trial import (
+    EngineCounts,
     Trial,
     accept_length,
     decode_speed,
@@ -99,17 +100,11 @@ def sum_up(name: str, trials: Sequence[Trial]) -> ArmSummary:
 
 def _stages(trials: Sequence[Trial]) -> dict[str, StageShare]:
     total = sum(trial.seconds for trial in trials)
-    num_steps = sum(trial.after.num_steps - trial.before.num_steps for trial in trials)
-    seconds = {
-        stage: sum(
-            trial.after.stage_seconds.get(stage, 0.0) - trial.before.stage_seconds.get(stage, 0.0)
-            for trial in trials
-        )
-        for stage in STAGES
-    }
+    counts = EngineCounts.total([trial.counts for trial in trials])
+    seconds = {stage: counts.stage_seconds.get(stage, 0.0) for stage in STAGES}
     seconds[REST] = max(0.0, total - sum(seconds.values()))
     return {
-        stage: StageShare(percent=100 * spent / total, ms_per_step=1000 * spent / num_steps)
+        stage: StageShare(percent=100 * spent / total, ms_per_step=1000 * spent / counts.num_steps)
         for stage, spent in seconds.items()
     }
 

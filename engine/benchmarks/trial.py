@@ -1,8 +1,11 @@
 """One arm, once: all requests through one engine, and the figures of that."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Self
 
 from engine.api import EngineSnapshot, Request, RowMask, SamplingParams, SpeculationStats
 from engine.benchmarks.prompts import EncodedPrompt
@@ -33,14 +36,61 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineCounts:
+    """What an engine's counters gained."""
+
+    num_steps: int = 0
+    num_cached_tokens: int = 0
+    num_withheld_draft_tokens: int = 0
+    num_preemptions: int = 0
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def between(cls, before: EngineSnapshot, after: EngineSnapshot) -> Self:
+        return cls(
+            num_steps=after.num_steps - before.num_steps,
+            num_cached_tokens=after.num_cached_tokens - before.num_cached_tokens,
+            num_withheld_draft_tokens=after.num_withheld_draft_tokens
+            - before.num_withheld_draft_tokens,
+            num_preemptions=after.num_preemptions - before.num_preemptions,
+            stage_seconds={
+                stage: seconds - before.stage_seconds.get(stage, 0.0)
+                for stage, seconds in after.stage_seconds.items()
+            },
+        )
+
+    @classmethod
+    def total(cls, each: Sequence["EngineCounts"]) -> Self:
+        stages: Counter[str] = Counter()
+        for counts in each:
+            stages.update(counts.stage_seconds)
+        return cls(
+            num_steps=sum(counts.num_steps for counts in each),
+            num_cached_tokens=sum(counts.num_cached_tokens for counts in each),
+            num_withheld_draft_tokens=sum(counts.num_withheld_draft_tokens for counts in each),
+            num_preemptions=sum(counts.num_preemptions for counts in each),
+            stage_seconds=dict(stages),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """What happened; runs are in the order of the workload's prompts."""
 
     runs: tuple[RequestRun, ...]
     categories: tuple[str, ...]  # of each run
     seconds: float  # from the first request in to the last event out
-    before: EngineSnapshot
-    after: EngineSnapshot
+    counts: EngineCounts
+
+    @classmethod
+    def joined(cls, parts: Sequence["Trial"]) -> Self:
+        """One workload that was run in parts; what lay between them is no part of it."""
+        return cls(
+            runs=tuple(chain.from_iterable(part.runs for part in parts)),
+            categories=tuple(chain.from_iterable(part.categories for part in parts)),
+            seconds=sum(part.seconds for part in parts),
+            counts=EngineCounts.total([part.counts for part in parts]),
+        )
 
     def of_category(self, category: str) -> list[RequestRun]:
         return [r for r, c in zip(self.runs, self.categories, strict=True) if c == category]
@@ -55,7 +105,8 @@ def run_trial(
     runs = drive(engine, workload.requests(), concurrency=workload.concurrency)
     seconds = clock() - started
     categories = tuple(prompt.category for prompt in workload.prompts)
-    return Trial(tuple(runs), categories, seconds, before, engine.snapshot())
+    counts = EngineCounts.between(before, engine.snapshot())
+    return Trial(tuple(runs), categories, seconds, counts)
 
 
 def figures(trial: Trial) -> dict[str, float]:
@@ -67,10 +118,9 @@ def figures(trial: Trial) -> dict[str, float]:
         "requests": len(runs),
         "input_tokens": num_input,
         "output_tokens": num_output,
-        "cached_tokens": trial.after.num_cached_tokens - trial.before.num_cached_tokens,
-        "withheld_draft_tokens": trial.after.num_withheld_draft_tokens
-        - trial.before.num_withheld_draft_tokens,
-        "preemptions": trial.after.num_preemptions - trial.before.num_preemptions,
+        "cached_tokens": trial.counts.num_cached_tokens,
+        "withheld_draft_tokens": trial.counts.num_withheld_draft_tokens,
+        "preemptions": trial.counts.num_preemptions,
         "duration_s": seconds,
         "requests_per_s": len(runs) / seconds,
         "tokens_per_s": num_output / seconds,

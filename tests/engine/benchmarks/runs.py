@@ -5,7 +5,7 @@ from typing import Any
 
 from engine import EngineSnapshot, Finish, FinishReason, Request, SamplingParams, SpeculationStats
 from engine.benchmarks.prompts import EncodedPrompt
-from engine.benchmarks.trial import Trial, Workload
+from engine.benchmarks.trial import EngineCounts, Trial, Workload
 from engine.driving import RequestRun
 from tests.engine.running import prompts
 from tests.engine.tiny_models import VOCAB
@@ -42,8 +42,9 @@ def trial(
         runs=tuple(runs),
         categories=tuple(categories or ["chat"] * len(runs)),
         seconds=seconds,
-        before=before or EngineSnapshot(),
-        after=after or EngineSnapshot(num_steps=1),
+        counts=EngineCounts.between(
+            before or EngineSnapshot(), after or EngineSnapshot(num_steps=1)
+        ),
     )
 
 

@@ -176,7 +176,7 @@ def test_each_arm_runs_its_own_path(draft_folder: Path) -> None:
     with patch.object(DSparkProposer, "write_context", noted):
         compare_stacked(
             built,
-            workload(2),
+            workload(2, concurrency=2),
             trials=1,
             repetitions=1,
             device=CPU,
