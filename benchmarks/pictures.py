@@ -89,10 +89,20 @@ def draft_panel(speculation: Mapping[str, Any]) -> Panel:
         for name, of in speculation["categories"].items()
     ]
     bars.sort(key=lambda bar: -bar.median)
-    return Panel("with a draft, times plain decoding", tuple(bars), decimals=2, line_at=1.0)
+    return Panel(
+        "decoding with a draft, times plain (the line)", tuple(bars), decimals=2, line_at=1.0
+    )
 
 
-def draw(panels: Sequence[Panel], path: Path, *, source: str) -> None:
+def caption(peers: Mapping[str, Any]) -> str:
+    """On what it was measured, and how to read it."""
+    return (
+        f"demo pair of 135M parameters, float32, {peers['cores']} cores of an {peers['cpu']}; "
+        "bars: medians, whiskers: range of the trials"
+    )
+
+
+def draw(panels: Sequence[Panel], path: Path, *, caption: str, source: str) -> None:
     """Write the panels one below another as an SVG that names its source and no date.
 
     Raises ImportError without matplotlib.
@@ -105,6 +115,7 @@ def draw(panels: Sequence[Panel], path: Path, *, source: str) -> None:
         figure = Figure(figsize=(7.5, 1.55 * len(panels)), layout="constrained")
         for axes, panel in zip(figure.subplots(len(panels), 1), panels, strict=True):
             _draw_panel(axes, panel)
+        figure.supxlabel(caption, fontsize=8)
         path.parent.mkdir(parents=True, exist_ok=True)
         FigureCanvasSVG(figure).print_svg(
             str(path), metadata={"Date": None, "Creator": None, "Source": source}
@@ -143,11 +154,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         peers, speculation = (newest(kind, args.results) for kind in ("peers", "speculation"))
+        found = json.loads(peers.read_text(encoding="utf-8"))
         panels = [
-            *server_panels(json.loads(peers.read_text(encoding="utf-8"))),
+            *server_panels(found),
             draft_panel(json.loads(speculation.read_text(encoding="utf-8"))),
         ]
-        draw(panels, args.output, source=f"{peers.name} {speculation.name}")
+        source = f"{peers.name} {speculation.name}"
+        draw(panels, args.output, caption=caption(found), source=source)
     except (OSError, ImportError) as error:
         print(f"pictures: {error}", file=sys.stderr)
         return 1

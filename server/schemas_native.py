@@ -97,12 +97,16 @@ class GenerateBody(Body):
         "custom_logit_processor": (),
     }
 
-    ELSEWHERE: ClassVar[Mapping[str, str]] = {
-        name: f"sampling_params.{name}"
-        for name in (*SamplingBody.model_fields, *SamplingBody.UNSERVED)
-    } | dict.fromkeys(
-        ("max_tokens", "max_completion_tokens", "num_predict", "n_predict"),
-        "sampling_params.max_new_tokens",
+    ELSEWHERE: ClassVar[Mapping[str, str]] = (
+        {
+            name: f"sampling_params.{name}"
+            for name in (*SamplingBody.model_fields, *SamplingBody.UNSERVED)
+        }
+        | dict.fromkeys(
+            ("max_tokens", "max_completion_tokens", "num_predict", "n_predict"),
+            "sampling_params.max_new_tokens",
+        )
+        | {"prompt": "text", "inputs": "text", "prompt_token_ids": "input_ids"}
     )
 
     text: Annotated[

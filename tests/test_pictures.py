@@ -58,10 +58,20 @@ def test_a_picture_says_its_figures_and_its_source_and_is_the_same_each_time(
     ]
     files = tmp_path / "a.svg", tmp_path / "b.svg"
     for file in files:
-        draw(panels, file, source="one.json two.json")
+        draw(panels, file, caption="on 2 cores", source="one.json two.json")
     first, second = (file.read_text() for file in files)
     assert first == second
-    for said in ("58", "29", "1.63", "ours", "theirs", "speed", "gain", "one.json two.json"):
+    for said in (
+        "58",
+        "29",
+        "1.63",
+        "ours",
+        "theirs",
+        "speed",
+        "gain",
+        "on 2 cores",
+        "one.json two.json",
+    ):
         assert f">{said}<" in first.replace(">  ", ">"), said
 
 

@@ -226,6 +226,12 @@ def test_an_unknown_field_is_named_with_its_nearest_neighbour(connect: Connect) 
     assert "nearest valid name is 'temperature'" in error["message"]
 
 
+def test_the_native_route_leads_from_other_servers_names_to_its_own(connect: Connect) -> None:
+    error = error_of(connect().post("/generate", json={"prompt": "a"}))
+    assert error["param"] == "prompt"
+    assert "nearest valid name is 'text'" in error["message"]
+
+
 def test_usage_is_not_asked_of_what_is_no_stream(connect: Connect) -> None:
     body = {"prompt": "a", "stream_options": {"include_usage": True}}
     error = error_of(connect().post("/v1/completions", json=body))
