@@ -18,7 +18,7 @@ from engine.step_costs import Curve, StepCosts
 from engine.target import Target
 from engine.upload import upload
 from engine.verifier import StepOptions, verify_step
-from engine.waiting import finish_work
+from engine.waiting import seconds_of
 from kv_pool import PageTable
 
 _TURNS = 3  # the least of so many counts: whatever disturbs a pass makes it longer
@@ -158,11 +158,7 @@ def _timed(rig: CostRig, case: _Case, clock: Callable[[], float]) -> float:
     runs = {"pass": rig.run_pass, "single": rig.run_singles, "draft": rig.run_draft}
     run = runs[what.removesuffix(" far")]
     context = rig.long_context if what.endswith(" far") else rig.short_context
-    finish_work(rig.device)
-    started = clock()
-    run(size, context)
-    finish_work(rig.device)
-    return clock() - started
+    return seconds_of(lambda: run(size, context), rig.device, clock=clock)
 
 
 def _costs(rig: CostRig, seconds: dict[_Case, float]) -> StepCosts:

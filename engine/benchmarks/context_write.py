@@ -19,7 +19,7 @@ from draft import (
 )
 from engine.benchmarks.statistics import Spread
 from engine.native.large_pages import CACHE_LINE, is_settled
-from engine.waiting import finish_work
+from engine.waiting import seconds_of
 from kv_pool import KVPool, ReferenceAttention
 
 TOKEN_COUNTS = (1, 8, 64, 512)  # a plain step, a round, a batch's round, a prompt chunk
@@ -172,8 +172,10 @@ class _Bench:
             slots.to(self._device),
         )
 
-    def finish_work(self) -> None:
-        finish_work(self._device)
+    def seconds_to_write(
+        self, rows: tuple[Tensor, Tensor, Tensor], clock: Callable[[], float]
+    ) -> float:
+        return seconds_of(lambda: self.proposer.write_context(*rows), self._device, clock=clock)
 
 
 def _time_both(
@@ -184,11 +186,7 @@ def _time_both(
     for repetition in range(_WARM_UP + repetitions):
         for mode in _MODES if repetition % 2 == 0 else reversed(_MODES):
             bench.use(mode)
-            bench.finish_work()
-            started = clock()
-            bench.proposer.write_context(*rows)
-            bench.finish_work()
-            micros[mode].append(1e6 * (clock() - started))
+            micros[mode].append(1e6 * bench.seconds_to_write(rows, clock))
     spreads = {mode: Spread.of(values[_WARM_UP:]) for mode, values in micros.items()}
     return WriteTime(count, spreads["auto"], spreads["off"])
 

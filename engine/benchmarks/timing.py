@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from engine.benchmarks.statistics import Spread
-from engine.waiting import finish_work
+from engine.waiting import seconds_of
 
 Case = Callable[[], object]
 Samples = Mapping[str, list[float]]  # seconds, by the case's name, turn by turn
@@ -27,11 +27,7 @@ def in_turns(
     with torch.inference_mode():
         for turn in range(warm_up + turns):
             for name in names if turn % 2 == 0 else reversed(names):
-                finish_work(device)
-                started = clock()
-                cases[name]()
-                finish_work(device)
-                seconds[name].append(clock() - started)
+                seconds[name].append(seconds_of(cases[name], device, clock=clock))
     return {name: values[warm_up:] for name, values in seconds.items()}
 
 

@@ -3,9 +3,9 @@
 import dataclasses
 import hashlib
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from draft import DSparkConfig, DSparkNetwork
@@ -39,7 +39,7 @@ from engine.training.prompts import TrainingPrompt
 from engine.training.stages import timed_stage
 from engine.training.states import HiddenStateSource
 from engine.training.turns import TurnWriter
-from engine.waiting import finish_work
+from engine.waiting import seconds_of
 
 logger = logging.getLogger(__name__)
 
@@ -284,20 +284,12 @@ class Training:
         mode, device = self._config.learning.compile, self._device
         if mode == "off" or (mode == "auto" and device.type != "cuda"):
             return guess_blocks
-
-        def stopwatch(run: Callable[[], object]) -> float:
-            finish_work(device)
-            started = time.perf_counter()
-            run()
-            finish_work(device)
-            return time.perf_counter() - started
-
         trial = trial_batch(examples, self._recipe, block_size=network.config.block_size)
         return compile_guesses(
             network,
             trial.to(device),
             autocast=self._recipe.autocast,
-            stopwatch=stopwatch if mode == "auto" else None,
+            stopwatch=partial(seconds_of, device=device) if mode == "auto" else None,
         )
 
     def _identity(
