@@ -1,4 +1,4 @@
-"""Types of flags that take a number, for argparse: each says what it found and what is accepted."""
+"""Flags that take a number, for argparse: each says what it found and what is accepted."""
 
 import argparse
 import math
@@ -22,6 +22,12 @@ def above_zero(text: str) -> float:
 
 def at_least_zero(text: str) -> float:
     return _read(float, text, lambda value: 0 <= value < math.inf, "a number, at least 0")
+
+
+def add_temperature_flag(
+    parser: argparse.ArgumentParser, meaning: str = "default 0, which is greedy"
+) -> None:
+    parser.add_argument("--temperature", type=at_least_zero, default=0.0, metavar="T", help=meaning)
 
 
 def _read(

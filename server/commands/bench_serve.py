@@ -28,7 +28,7 @@ from server.commands.measuring import (
     print_result,
     progress_bar,
 )
-from server.number_flags import above_zero, an_integer, at_least_one, at_least_zero
+from server.number_flags import above_zero, add_temperature_flag, an_integer, at_least_one
 from server.settings import SettingsError
 
 USAGE = "dspark bench serve --base-url [NAME=]URL [--base-url ...] [options]"
@@ -86,13 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ignore-eos", action="store_true", help="ask for --max-tokens tokens whatever is said"
     )
     add_prompt_flags(parser)
-    parser.add_argument(
-        "--temperature",
-        type=at_least_zero,
-        default=0.0,
-        metavar="T",
-        help="default 0, which is greedy",
-    )
+    add_temperature_flag(parser)
     parser.add_argument(
         "--seed",
         type=an_integer,

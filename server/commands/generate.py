@@ -15,7 +15,7 @@ from server.commands.starting import (
     settle,
 )
 from server.flags import add_settings_flags
-from server.number_flags import an_integer, at_least_one, at_least_zero
+from server.number_flags import add_temperature_flag, an_integer, at_least_one
 from server.settings import SettingsError
 from server.text import ChatTemplateError, TextCodec
 
@@ -29,13 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-tokens", type=at_least_one, default=256, metavar="N", help="default 256"
     )
-    parser.add_argument(
-        "--temperature",
-        type=at_least_zero,
-        default=0.0,
-        metavar="T",
-        help="default 0, which is greedy",
-    )
+    add_temperature_flag(parser)
     parser.add_argument("--seed", type=an_integer, metavar="N", help="repeat a sampled answer")
     parser.add_argument(
         "--raw", action="store_true", help="continue the prompt as it is, without a chat template"

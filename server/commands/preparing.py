@@ -15,7 +15,7 @@ from server.commands.starting import (
     settle,
 )
 from server.flags import add_settings_flags
-from server.number_flags import an_integer, at_least_zero
+from server.number_flags import add_temperature_flag, an_integer
 from server.settings import Settings, SettingsError
 from server.text import TextCodec
 
@@ -37,7 +37,7 @@ def add_pair_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_temperature_flags(parser: argparse.ArgumentParser, meaning: str) -> None:
     """--temperature and --seed."""
-    parser.add_argument("--temperature", type=at_least_zero, default=0.0, metavar="T", help=meaning)
+    add_temperature_flag(parser, meaning)
     add_seed_flag(parser)
 
 
