@@ -79,7 +79,7 @@ def write_prompts(file: Path, prompts: Sequence[Prompt]) -> None:
     if not prompts:
         file.unlink(missing_ok=True)
         return
-    from draft.training.whole_file import whole_file  # its package loads torch
+    from draft.training.export import write_text  # loads torch
 
     lines = [
         json.dumps(
@@ -87,5 +87,4 @@ def write_prompts(file: Path, prompts: Sequence[Prompt]) -> None:
         )
         for prompt in prompts
     ]
-    with whole_file(file) as partial:
-        partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_text(file, "".join(f"{line}\n" for line in lines))
