@@ -34,6 +34,7 @@ COPY kv_pool ./kv_pool
 COPY draft ./draft
 COPY engine ./engine
 COPY server ./server
+COPY dspark ./dspark
 RUN extras=demo,quantized; \
     if [ "$DEVICE" = cuda ]; then extras=$extras,triton; fi; \
     pip install --no-cache-dir --constraint constraints.txt ".[$extras]"

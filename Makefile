@@ -24,7 +24,7 @@ endef
 .PHONY: help setup serve test check fix verify bench docs clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 # The stamp is touched last, so an interrupted installation is taken up again; while it is newer than
 # the two files, nothing here runs and no network is needed. A .venv made by hand is completed.
@@ -73,9 +73,9 @@ bench: $(STAMP) ## against plain decoding, and the two context writes
 	$(BIN)/dspark bench --config $(CONFIG) --compare stacked
 
 docs: $(STAMP) ## write the generated pages and the picture again
-	$(BIN)/python -m server.reference_docs
-	$(BIN)/python -m tests.engine.options_table
-	$(BIN)/python -m benchmarks.pictures
+	$(BIN)/python -m dspark.cli.reference_docs
+	$(BIN)/python -m tests.support.engine.options_table
+	$(BIN)/python -m dspark.bench.pictures
 
 clean: ## remove the virtual environment and caches of tools
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -4,15 +4,15 @@ It never hears what became of a guess, except as new context.
 """
 
 from draft.block import BlockRequest, BlockSampling, ChainMask, DraftBlock
+from draft.checkpoint.loading import load_network
+from draft.checkpoint.reading import read_config
 from draft.config import DSparkConfig, LayerConfig, TargetFacts
-from draft.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
+from draft.context.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
 from draft.errors import DraftLoadError
 from draft.kernels import BlockKernel, BlockPass, ContextKernel
-from draft.linear import LinearFunction, replace_linears, widening_linear
-from draft.loading import load_network
-from draft.network import DSparkNetwork
+from draft.network.linear import LinearFunction, replace_linears, widening_linear
+from draft.network.network import DSparkNetwork
 from draft.proposer import DSparkProposer, NoDraft, Proposer
-from draft.reading import read_config
 from draft.sampling import inverse_cdf
 
 __all__ = [

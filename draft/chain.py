@@ -5,8 +5,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from draft.block import BlockSampling
-from draft.heads import MarkovHead
 from draft.masking import MaskedChain
+from draft.network.heads import MarkovHead
 from draft.sampling import inverse_cdf
 from draft.vocabulary import DraftVocabulary
 

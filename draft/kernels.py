@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from draft.block import BlockRequest
-from draft.network import DSparkNetwork
-from draft.stacked_kv import StackedKV
+from draft.context.stacked_kv import StackedKV
+from draft.network.network import DSparkNetwork
 from kv_pool import KVPool
 
 
@@ -53,7 +53,7 @@ class ContextKernel(Protocol):
 
     name: str
 
-    def write(
+    def write_context_kv(
         self,
         network: DSparkNetwork,
         stacked: StackedKV,
@@ -62,5 +62,5 @@ class ContextKernel(Protocol):
         positions: Int[Tensor, "N"],
         slots: Int[Tensor, "N"],
     ) -> bool:
-        """What ContextKVWriter.write does with `stacked`; False: nothing done, do it without me."""
+        """Write as ContextKVWriter.write_context_kv does. False: declined, nothing written."""
         ...

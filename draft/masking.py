@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from draft.block import ChainMask
-from draft.heads import MarkovHead
+from draft.network.heads import MarkovHead
 from draft.vocabulary import DraftVocabulary
 
 _NOT_FORCED = -1

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from draft.block import BlockRequest, DraftBlock
 from draft.chain import draft_chain
-from draft.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
+from draft.context.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
 from draft.kernels import BlockKernel, BlockPass, ContextKernel
-from draft.linear import LinearFunction
 from draft.masking import MaskedChain, keeps_to
-from draft.network import DSparkNetwork
+from draft.network.linear import LinearFunction
+from draft.network.network import DSparkNetwork
 from kv_pool import AttentionBackend, AttentionPlan, KVPool
 
 
@@ -179,7 +179,7 @@ class DSparkProposer:
         positions: Int[Tensor, "N"],
         slots: Int[Tensor, "N"],
     ) -> None:
-        self._writer.write(aux_hidden, positions, slots)
+        self._writer.write_context_kv(aux_hidden, positions, slots)
 
     def write_committed_context(
         self,

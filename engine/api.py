@@ -33,7 +33,7 @@ class StopScanner(Protocol):
         ...
 
 
-class RowMask(Protocol):
+class TokenMask(Protocol):
     """Says which tokens may come next, on behalf of a grammar or any other rule over ids.
 
     Made for one request (and one choice), used by one sequence, always in the engine's thread.
@@ -61,7 +61,7 @@ GREEDY_BELOW = 1e-5  # temperatures under this count as 0
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class EngineSamplingParams:
     """How the next token is drawn. The defaults are plain greedy decoding.
 
     Everything applies in transformers' order: logit_bias, repetition_penalty, the two OpenAI
@@ -101,9 +101,9 @@ class Request:
 
     request_id: str
     prompt_ids: tuple[int, ...]
-    params: SamplingParams = SamplingParams()
+    params: EngineSamplingParams = EngineSamplingParams()
     stop_scanner: StopScanner | None = None
-    row_mask: RowMask | None = None
+    token_mask: TokenMask | None = None
     choice: int = 0
 
 
@@ -220,7 +220,7 @@ class EngineSnapshot:
     num_pages: int = 0
     num_used_pages: int = 0
     num_cached_pages: int = 0
-    is_parked: bool = False  # drafts do not pay at the load of the latest rounds
+    is_suspended: bool = False  # drafts do not pay at the load of the latest rounds
     has_collapsed: bool = False  # acceptance over the last rounds does not pay for the draft
     seconds_since_progress: float = 0.0
 

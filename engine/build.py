@@ -7,39 +7,39 @@ from dataclasses import dataclass
 import torch
 
 from draft import ContextKernel, LinearFunction, Proposer, widening_linear
-from engine.acceleration import Acceleration
-from engine.acceptance_watch import AcceptanceWatch
-from engine.admission import Limits
 from engine.api import EngineInfo
 from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.cost_following import StepTimes
-from engine.cost_measuring import CostRig
-from engine.describe import describe, log_start
-from engine.draft_budget import LoadBudget
-from engine.draft_building import context_kernel, make_budget, make_draft_budget
-from engine.draft_loading import LoadedDraft, load_draft
-from engine.draft_trials import explain_collapse
-from engine.engine import Engine
-from engine.interval_log import IntervalLog
-from engine.memory import MemoryPlan
-from engine.metrics import StepMetrics
-from engine.model_preparing import PreparedModels, prepare_models
-from engine.passes import Passes, make_passes
-from engine.recording import RecentTexts, StepRecorder
-from engine.resolve import (
+from engine.core.engine_core import Engine
+from engine.core.step import EngineCore
+from engine.core.worker import EngineWorker
+from engine.draft_length.cost_model import StepCosts
+from engine.draft_length.cost_profiling import CostRig
+from engine.draft_length.cost_tracking import StepTimes
+from engine.draft_length.draft_budget import LoadBudget
+from engine.loading.draft import LoadedDraft, load_draft
+from engine.loading.target import LoadedTarget, load_target
+from engine.model_setup.device_backend import DeviceBackend
+from engine.model_setup.draft_backend import context_kernel, make_budget, make_draft_budget
+from engine.model_setup.memory_plan import MemoryPlan
+from engine.model_setup.model_passes import ModelPasses, make_model_passes
+from engine.model_setup.prepared_models import PreparedModels, prepare_models
+from engine.observability.acceptance_diagnosis import explain_collapse
+from engine.observability.acceptance_monitor import AcceptanceMonitor
+from engine.observability.engine_info import describe, log_start
+from engine.observability.stats_log import StatsLog
+from engine.observability.step_metrics import StepMetrics
+from engine.observability.step_observer import RecentTexts, StepObserver
+from engine.platform.auto_settings import (
     configure_threads,
     resolve_device,
     resolve_dtype,
     resolve_num_draft_tokens,
 )
-from engine.scheduler import Scheduler
-from engine.step_costs import StepCosts
-from engine.target import Target
-from engine.target_loading import LoadedTarget, load_target
-from engine.thread_team import dismiss_helpers
-from engine.worker import EngineWorker
-from kv_pool import KVPool, PagePool
+from engine.platform.openmp import dismiss_helpers
+from engine.runner.target_model import Target
+from engine.scheduler.request_limits import RequestLimits
+from engine.scheduler.scheduler import Scheduler
+from kv_pool import KVPool, PageManager
 
 logger = logging.getLogger(__name__)
 
@@ -75,18 +75,18 @@ def build_engine(config: EngineConfig) -> EngineWorker:
             return None
         return explain_collapse(built.target, built.draft, texts.texts(), device=device)
 
-    watch = AcceptanceWatch(diagnose=diagnose)
+    watch = AcceptanceMonitor(diagnose=diagnose)
     return EngineWorker(
         built.engine,
         num_threads=num_threads,
-        observers=(IntervalLog(), watch),
+        observers=(StatsLog(), watch),
         has_collapsed=lambda: watch.has_collapsed,
-        tells_late=device.type == "cuda",
+        delivers_after_launch=device.type == "cuda",
     )
 
 
 def load_engine(
-    config: EngineConfig, *, device: torch.device, recorder: StepRecorder | None = None
+    config: EngineConfig, *, device: torch.device, recorder: StepObserver | None = None
 ) -> Built:
     """Load what the config names and wire it; see `wire_engine`."""
     logger.info("loading the target from %s", config.target)
@@ -108,8 +108,8 @@ def wire_engine(
     target: LoadedTarget,
     draft: LoadedDraft | None,
     device: torch.device,
-    recorder: StepRecorder | None = None,
-    acceleration: Acceleration | None = None,
+    recorder: StepObserver | None = None,
+    device_backend: DeviceBackend | None = None,
     costs: StepCosts | None = None,
     tap_layers: tuple[int, ...] | None = None,
 ) -> Built:
@@ -125,10 +125,10 @@ def wire_engine(
         target=target,
         draft=draft,
         tap_layers=tap_layers,
-        acceleration=acceleration,
+        device_backend=device_backend,
         device=device,
     )
-    passes = make_passes(config, models, device)
+    passes = make_model_passes(config, models, device)
     draft_budget = make_draft_budget(
         config, draft, _cost_rig(config, models, passes, device), costs=costs
     )
@@ -146,12 +146,12 @@ def wire_engine(
         linear=models.native.linear if models.native is not None else widening_linear,
         runner=passes.target,
         pool=passes.pool,
-        context_kernel=context_kernel(models.native) or models.acceleration.context_kernel,
+        context_kernel=context_kernel(models.native) or models.device_backend.context_kernel,
     )
 
 
 def _cost_rig(
-    config: EngineConfig, models: PreparedModels, passes: Passes, device: torch.device
+    config: EngineConfig, models: PreparedModels, passes: ModelPasses, device: torch.device
 ) -> CostRig:
     """The engine's own passes, for measuring what rows cost."""
     return CostRig(
@@ -162,7 +162,7 @@ def _cost_rig(
         max_len=passes.max_len,
         max_running=config.max_running_requests,
         width=resolve_num_draft_tokens(config, models.block_size) + 1,
-        tiers=passes.graphs.tiers,
+        capture_sizes=passes.graphs.capture_sizes,
         device=device,
     )
 
@@ -179,21 +179,21 @@ def _times_listener(
 def _make_engine(
     config: EngineConfig,
     models: PreparedModels,
-    passes: Passes,
+    passes: ModelPasses,
     draft_budget: LoadBudget | None,
-    recorder: StepRecorder | None,
+    recorder: StepObserver | None,
     record_times: Callable[[StepTimes], None] | None,
     details: dict[str, object],
     device: torch.device,
 ) -> Engine:
     """Scheduler and step loop over the passes."""
     target, memory = models.target, passes.memory
-    pages = PagePool(
+    pages = PageManager(
         num_pages=memory.num_pages, page_size=memory.page_size, prefix_cache=config.prefix_cache
     )
     scheduler = Scheduler(
         pages=pages,
-        limits=Limits(max_len=passes.max_len, vocab_size=target.vocab_size),
+        limits=RequestLimits(max_len=passes.max_len, vocab_size=target.vocab_size),
         eos_ids=target.eos_ids,
         num_slots=models.num_slots,
         num_draft_tokens=resolve_num_draft_tokens(config, models.block_size),

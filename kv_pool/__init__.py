@@ -13,9 +13,9 @@ from kv_pool.attention import (
     ReferenceAttention,
     sequence_slots,
 )
-from kv_pool.page_pool import PagePool
+from kv_pool.page_manager import PageManager
 from kv_pool.page_table import PageTable
-from kv_pool.pool import KVPool, KVShape
+from kv_pool.storage import KVPool, KVShape
 
 __all__ = [
     "AttentionBackend",
@@ -27,7 +27,7 @@ __all__ = [
     "NoFixedPlan",
     "OutOfPages",
     "PageAllocator",
-    "PagePool",
+    "PageManager",
     "PageTable",
     "ReferenceAttention",
     "sequence_slots",

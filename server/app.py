@@ -8,23 +8,23 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 
 from engine import EngineClient
-from server.access_log import log_request
-from server.answer_reading import AnswerReading
-from server.answers import Answers
-from server.anthropic import anthropic_routes
-from server.asking import Asker
-from server.control import control_routes
-from server.docs_page import add_docs_page
-from server.documented import ERRORS
-from server.errors import install_error_handlers
-from server.keys import ApiKeys
-from server.metrics import ServerMetrics
-from server.middleware import BodyLimit, Crashes, Heads, RequestIds, ShortWay
-from server.native import native_routes
-from server.openai import openai_routes
+from server.errors.api_errors import install_error_handlers
+from server.generation.generator import TextGenerator
+from server.generation.input_processor import InputProcessor
+from server.http.access_log import log_request
+from server.http.auth import ApiKeys
+from server.http.metrics import ServerMetrics
+from server.http.middleware import BodyLimit, Crashes, Heads, RequestIds, ShortWay
+from server.http.request_records import Records, RequestRecord
 from server.options import ServerOptions
-from server.records import Records, RequestRecord
-from server.text import TextCodec
+from server.parsers.chat_parser import ChatParser
+from server.routes.admin import control_routes
+from server.routes.anthropic import anthropic_routes
+from server.routes.docs_page import add_docs_page
+from server.routes.native import native_routes
+from server.routes.openai import openai_routes
+from server.routes.openapi_errors import ERRORS
+from server.text.tokenizer import TextCodec
 
 _OPEN_PATHS = frozenset({"/health"})
 _ANSWERING_PATHS = frozenset(
@@ -53,27 +53,35 @@ def create_app(
     )
     app.state.is_draining = False
     metrics = ServerMetrics()
-    answers = Answers(engine=engine, text=text, metrics=metrics, limits=options.limits)
-    asker = Asker(text=text, info=engine.info, options=options)
-    reading = AnswerReading(
+    answers = TextGenerator(engine=engine, text=text, metrics=metrics, limits=options.limits)
+    input_processor = InputProcessor(text=text, info=engine.info, options=options)
+    reading = ChatParser(
         text=text, tool_parser=options.tool_parser, reasoning_parser=options.reasoning_parser
     )
     max_len = engine.info.served_max_len
     app.include_router(
-        native_routes(answers=answers, asker=asker, text=text, options=options, max_len=max_len)
+        native_routes(
+            answers=answers,
+            input_processor=input_processor,
+            text=text,
+            options=options,
+            max_len=max_len,
+        )
     )
     app.include_router(
         openai_routes(
             text=text,
             answers=answers,
-            asker=asker,
+            input_processor=input_processor,
             reading=reading,
             options=options,
             max_len=max_len,
         )
     )
     app.include_router(
-        anthropic_routes(answers=answers, asker=asker, reading=reading, options=options)
+        anthropic_routes(
+            answers=answers, input_processor=input_processor, reading=reading, options=options
+        )
     )
     app.include_router(
         control_routes(

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from server.answer_reading import ReasoningParserName, ToolParserName
-from server.deadlines import TimeLimits
-from server.keys import Keys
+from server.http.auth import KeyRing
+from server.http.timeouts import TimeLimits
+from server.parsers.chat_parser import ReasoningParserName, ToolParserName
 
 # What a missing sampling field means where the model says nothing: plain sampling, as the
 # OpenAI API and the servers around it have it. `temperature: 0` in a request asks for greedy.
@@ -29,7 +29,7 @@ class ServerOptions:
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     default_max_tokens: int | None = None  # if a request names no limit; None: what still fits
     max_tokens_cap: int | None = None  # the most that a request may ask for; None: what fits
-    keys: Keys = field(default_factory=Keys)
+    keys: KeyRing = field(default_factory=KeyRing)
     cors_origins: tuple[str, ...] = ()  # whose pages may call from a browser; "*" is every one
     max_body_bytes: int = 8 * 2**20
     keepalive_s: float = 15.0  # silence on a stream after which a comment is sent

@@ -10,10 +10,12 @@ from jaxtyping import install_import_hook
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-pytest_plugins = ["tests.fixtures_demo"]
+pytest_plugins = ["tests.support.demo_fixtures"]
 
 # Modules whose jaxtyping signatures are checked; the hook must stand before their first import.
-install_import_hook(["kv_pool", "draft", "engine.batch", "engine.verify"], "beartype.beartype")
+install_import_hook(
+    ["kv_pool", "draft", "engine.runner.batch", "engine.sampling.rejection"], "beartype.beartype"
+)
 
 
 @pytest.fixture(autouse=True)

@@ -19,17 +19,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dspark.bench.http.contenders import Contender, read_contenders
+from dspark.bench.http.isolated_servers import Course, RequestLoad, Stand, take_turns_alone
+from dspark.bench.http.standings import Standings
+from dspark.bench.report.environment import Start, circumstances
+from dspark.cli.measuring import at_least_one, check_output, print_result, prompts_in
 from engine import EngineError
-from engine.benchmarks.circumstances import Start, circumstances
-from engine.machine import available_cores
-from server.benchmarks.alone import Course, Load, Stand, take_turns_alone
-from server.benchmarks.contenders import Contender, read_contenders
-from server.benchmarks.standings import Standings
-from server.commands.measuring import at_least_one, check_output, print_result, prompts_in
-from server.settings import SettingsError
+from engine.platform.host import available_cores
+from server.settings.schema import SettingsError
 
 _HERE = Path(__file__).parent
-_LOADS = (Load(streams=1, num_prompts=4), Load(streams=16, num_prompts=16))
+_LOADS = (RequestLoad(streams=1, num_prompts=4), RequestLoad(streams=16, num_prompts=16))
 _START_TIMEOUT_S = 600.0
 
 
@@ -116,11 +116,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _load(text: str) -> Load:
+def _load(text: str) -> RequestLoad:
     streams, colon, prompts = text.partition(":")
     if not (colon and streams.isdecimal() and prompts.isdecimal()):
         raise argparse.ArgumentTypeError(f"found {text}; accepted: STREAMS:PROMPTS, as 16:16")
-    return Load(at_least_one(streams), at_least_one(prompts))
+    return RequestLoad(at_least_one(streams), at_least_one(prompts))
 
 
 def _course(args: argparse.Namespace) -> Course:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from draft import BlockSampling
 from draft.chain import draft_chain
-from draft.heads import MarkovHead, build_markov_head
+from draft.network.heads import MarkovHead, build_markov_head
 
 KINDS = ("vanilla", "gated", "rnn")
 VOCAB, WIDTH, HIDDEN = 5, 3, 6

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from draft import DraftLoadError, DSparkConfig, LayerConfig, TargetFacts, read_config
-from tests.draft.golden import FOLDERS, ROOT, facts_of
+from tests.support.draft.golden import FOLDERS, facts_of
+from tests.support.paths import GOLDEN
 
-VANILLA: dict[str, Any] = json.loads((ROOT / "vanilla" / "config.json").read_text())
+VANILLA: dict[str, Any] = json.loads((GOLDEN / "vanilla" / "config.json").read_text())
 FACTS = TargetFacts(hidden_size=64, num_layers=6, vocab_size=503)
 DRAFT_FIELDS = (
     "block_size",
@@ -59,7 +60,7 @@ def test_a_native_config_becomes_canonical(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_every_reference_config_is_read(name: str) -> None:
-    folder = ROOT / name
+    folder = GOLDEN / name
     config = read_config(folder, target=facts_of(folder))
     assert config.aux_size == 64 * len(config.tap_layers)
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from draft import BlockRequest, ContextKVMode, DSparkNetwork, DSparkProposer
 from kv_pool import KVPool, PageTable
-from tests.draft.golden import FOLDERS, Round, assert_golden, load_golden, rounds_of
-from tests.draft.tiny import (
+from tests.support.draft.golden import FOLDERS, Round, assert_golden, load_golden, rounds_of
+from tests.support.draft.tiny import (
     block_request,
     new_pool,
     reference_attention,

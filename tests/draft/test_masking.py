@@ -9,8 +9,8 @@ from torch import Tensor
 
 from draft.block import BlockSampling
 from draft.chain import draft_chain
-from draft.heads import build_markov_head
 from draft.masking import MaskedChain, keeps_to
+from draft.network.heads import build_markov_head
 from draft.vocabulary import DraftVocabulary
 from tests.draft.test_chain import HIDDEN, KINDS, VOCAB, WIDTH, block, head_of, sampling_of
 

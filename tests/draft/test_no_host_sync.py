@@ -22,7 +22,7 @@ from draft import (
     LayerConfig,
 )
 from kv_pool import ReferenceAttention
-from tests.draft.tiny import new_pool, random_network, tiny_config
+from tests.support.draft.tiny import new_pool, random_network, tiny_config
 
 META = torch.device("meta")
 
@@ -103,7 +103,7 @@ def operations_of_a_write(num_layers: int, mode: ContextKVMode) -> Counter[str]:
     network = random_network(tiny_config(layers=(LayerConfig(1e4),) * num_layers))
     writer = ContextKVWriter(network=network, pool=new_pool(network.config), mode=mode)
     with torch.inference_mode(), _Counting() as counting:
-        writer.write(torch.randn(6, 64), torch.arange(6), torch.arange(6))
+        writer.write_context_kv(torch.randn(6, 64), torch.arange(6), torch.arange(6))
     return counting.operations
 
 

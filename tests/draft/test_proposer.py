@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from draft import BlockSampling, DraftBlock, DSparkNetwork, LayerConfig, NoDraft, inverse_cdf
-from draft.attention import BlockAttend
-from tests.draft.naive import naive_hidden, naive_predictions
-from tests.draft.serving import Prompt, Served, prompts_of, sample_rows
-from tests.draft.tiny import block_request, random_network, slots_of, tiny_config
+from draft.network.attention import BlockAttend
+from tests.support.draft.naive import naive_hidden, naive_predictions
+from tests.support.draft.serving import Prompt, Served, prompts_of, sample_rows
+from tests.support.draft.tiny import block_request, random_network, slots_of, tiny_config
 
 LENGTHS = (9, 0, 1, 23, 4)
 CONFIGS = {

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
-from engine import Request, SamplingParams
+from engine import EngineSamplingParams, Request
 from engine.build import load_engine
 from engine.config import EngineConfig
-from engine.driving import drive
-from engine.fused_norms import fuse_norms
-from engine.graphs import CudaRecorder, Recording
-from tests.engine.running import generate_alone, prompts
-from tests.engine.tiny_models import VOCAB, tiny_model, tiny_target, write_tiny_draft
+from engine.core.offline import drive
+from engine.cuda_graphs import CudaCapturer, Recording
+from engine.loading.fused_norms import fuse_norms
+from tests.support.engine.running import generate_alone, prompts
+from tests.support.engine.tiny_models import VOCAB, tiny_model, tiny_target, write_tiny_draft
 
 Attention = Literal["triton", "reference"]
 
@@ -51,7 +51,8 @@ def test_greedy_text_on_cuda_in_float32_equals_transformers(
     assert bool(told["tiers"]) == (graphs == "auto" and attention == "triton"), told
     asked = prompts(4, vocab=VOCAB)
     requests = [
-        Request(str(i), tuple(p), SamplingParams(max_new_tokens=24)) for i, p in enumerate(asked)
+        Request(str(i), tuple(p), EngineSamplingParams(max_new_tokens=24))
+        for i, p in enumerate(asked)
     ]
     runs = drive(built.engine, requests, concurrency=4)
     for run, prompt in zip(runs, asked, strict=True):
@@ -76,7 +77,9 @@ def test_bfloat16_sizes_its_pool_by_the_devices_memory_and_ends_every_request(
     assert 0.05 * total < built.memory.pool_bytes < 0.2 * total
     requests = [
         Request(
-            str(i), tuple(p), SamplingParams(max_new_tokens=24, temperature=float(i % 2), seed=i)
+            str(i),
+            tuple(p),
+            EngineSamplingParams(max_new_tokens=24, temperature=float(i % 2), seed=i),
         )
         for i, p in enumerate(prompts(6, vocab=VOCAB))
     ]
@@ -91,7 +94,7 @@ def test_a_replay_reads_its_own_memory_whatever_is_allocated_after_the_recording
 
     def record_over_rows_of_its_own() -> Recording[torch.Tensor]:
         rows = torch.tensor([2, 0], device=device)
-        return CudaRecorder(device).record(lambda: x[rows] * 2)
+        return CudaCapturer(device).record(lambda: x[rows] * 2)
 
     recording = record_over_rows_of_its_own()
     others = [torch.ones(2, dtype=torch.long, device=device) for _ in range(256)]

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 from torch import Tensor
 
-from kv_pool import KVPool, KVShape, OutOfPages, PagePool, PageTable
+from kv_pool import KVPool, KVShape, OutOfPages, PageManager, PageTable
 
 NUM_PAGES = 14
 MAX_SEQUENCES = 4
@@ -52,7 +52,9 @@ class RandomLives(RuleBasedStateMachine):
     def make_pool(self, page_size: int, prefix_cache: bool) -> None:
         self.numbers: dict[tuple[int, ...], float] = {}
         self.alive: list[Sequence] = []
-        self.pages = PagePool(num_pages=NUM_PAGES, page_size=page_size, prefix_cache=prefix_cache)
+        self.pages = PageManager(
+            num_pages=NUM_PAGES, page_size=page_size, prefix_cache=prefix_cache
+        )
         self.kv = KVPool(
             num_pages=NUM_PAGES,
             page_size=page_size,

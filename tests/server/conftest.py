@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.server.fakes import FakeEngine, app_with
+from tests.support.server.fakes import FakeEngine, app_with
 
 Connect = Callable[..., TestClient]
 

@@ -2,7 +2,6 @@
 
 import logging
 import tomllib
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +11,9 @@ from kv_pool import AttentionPlan, FixedBackend, NoFixedPlan, ReferenceAttention
 from kv_pool.attention import flashinfer
 from kv_pool.attention.flashinfer import FlashInferAttention
 from kv_pool.attention.flashinfer_workspace import WORKSPACE_BYTES, Workspace, workspace_bytes
-from tests.kv_pool.attention.fake_flashinfer import FakeWrapper, HintedWrapper, scratch_bytes
-from tests.kv_pool.attention.oracle import Batch, Heads, Options, attend_dense, make_batch
+from tests.support.kv_pool.fake_flashinfer import FakeWrapper, HintedWrapper, scratch_bytes
+from tests.support.kv_pool.oracle import Batch, Heads, Options, attend_dense, make_batch
+from tests.support.paths import ROOT
 
 CPU = torch.device("cpu")
 HEADS = Heads(4, 2, 64, 64)
@@ -219,7 +219,7 @@ def test_minutes_of_building_kernels_are_told(
 
 
 def test_the_extra_installs_the_versions_that_its_calls_were_written_against() -> None:
-    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    text = (ROOT / "pyproject.toml").read_text()
     (wanted,) = tomllib.loads(text)["project"]["optional-dependencies"]["cuda"]
     assert wanted.partition(";")[0] == "flashinfer-python>=0.6,<0.8"
     assert "FlashInfer 0.6 and 0.7" in (flashinfer.__doc__ or "")

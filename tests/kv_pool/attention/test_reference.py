@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kv_pool import AttentionBackend, ReferenceAttention
-from tests.kv_pool.attention.oracle import (
+from tests.support.kv_pool.oracle import (
     Batch,
     Heads,
     Options,

@@ -13,7 +13,7 @@ from kv_pool.attention import triton_kernels
 from kv_pool.attention.fixed import FixedBackend, FixedPlan
 from kv_pool.attention.triton_attention import TritonAttention
 from kv_pool.attention.triton_kernels import num_splits
-from tests.kv_pool.attention.oracle import Batch, Heads, Options, attend_dense, make_batch
+from tests.support.kv_pool.oracle import Batch, Heads, Options, attend_dense, make_batch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SINKS = torch.tensor([-1.0, 0.0, 1.0, 3.0])

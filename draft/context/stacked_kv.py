@@ -1,0 +1,189 @@
+"""All layers' context keys and values with one matrix product, one norm and one rotation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from draft.network.attention import BlockAttention
+from draft.network.linear import LinearFunction
+from draft.network.norm import RMSNorm
+from draft.network.rotary import RotaryTable, rotate
+
+_PLAIN_TENSORS = (Tensor, nn.Parameter)  # exactly these: a quantised tensor is a subclass
+
+# What a parameter must still be for the stacked form to be that parameter.
+_Seat = tuple[int, bool, type[Tensor], torch.dtype, torch.device, torch.Size]
+
+
+def why_not_stacked(attentions: Sequence[BlockAttention]) -> str | None:
+    """The first reason why these layers cannot be written as one; None when they can."""
+    for attention in attentions:
+        for name, module in (("k_proj", attention.k_proj), ("v_proj", attention.v_proj)):
+            obstacle = _linear_obstacle(module)
+            if obstacle is not None:
+                return f"layers.{attention.layer}.self_attn.{name} {obstacle}"
+        if type(attention.k_norm) is not RMSNorm or _has_hooks(attention.k_norm):
+            return f"layers.{attention.layer}.self_attn.k_norm is not a plain norm"
+    return _difference(attentions)
+
+
+def _linear_obstacle(module: nn.Module) -> str | None:
+    if type(module) is not nn.Linear:
+        return f"is a {type(module).__name__}, not a plain linear layer"
+    for name, tensor in module.named_parameters(recurse=False):
+        if type(tensor) not in _PLAIN_TENSORS or not tensor.dtype.is_floating_point:
+            kind = type(tensor).__name__ if type(tensor) not in _PLAIN_TENSORS else tensor.dtype
+            return f"has a quantised {name} ({kind})"
+    if _has_hooks(module):
+        return "has hooks, which a stacked product would pass by"
+    return None
+
+
+def _difference(attentions: Sequence[BlockAttention]) -> str | None:
+    projections = _projections(attentions)
+    if len({p.bias is None for p in projections}) > 1:
+        return "only some of the projections have a bias"
+    if len({a.k_norm.eps for a in attentions}) > 1:
+        return "the epsilon of k_norm differs between layers"
+    if len({(a.rotary.theta, a.rotary.num_positions) for a in attentions}) > 1:
+        return "RoPE parameters differ between layers"
+    tensors = [t for a in attentions for t in _parameters(a) if t is not None]
+    kinds: Sequence[Sequence[Tensor]] = (
+        [p.weight for p in projections],
+        [p.bias for p in projections if p.bias is not None],
+        [a.k_norm.weight for a in attentions],
+    )
+    if any(len({(t.dtype, t.device) for t in kind}) > 1 for kind in kinds):
+        return "dtype or device differs between layers"
+    if len({p.weight.shape for p in projections}) > 1:
+        return "the shape of projections differs between layers"
+    if len(set(map(id, tensors))) < len(tensors):
+        return "two layers share a parameter"
+    return None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+@dataclass(frozen=True, slots=True)
+class StackedKV:
+    """L layers' projections in one storage.
+
+        weight   [ K rows of layer 0 | V rows of layer 0 | K rows of layer 1 | ... ]   x E
+                   ^ layers.0 k_proj.weight is this view   ^ layers.1 k_proj.weight
+        norm     [ k_norm of layer 0 | k_norm of layer 1 | ... ]                       x D
+
+    The layers' own parameters are views into these tensors. So nothing is stored twice, and
+    whatever changes a parameter in place (weight.data += d, copy_, load_state_dict) changes
+    this form too. What puts another tensor or module in its place is seen by `holds`.
+    """
+
+    weight: Float[Tensor, "L2HD E"]
+    bias: Float[Tensor, "L2HD"] | None
+    norm: Float[Tensor, "L 1 D"]
+    eps: float
+    rotary: RotaryTable
+    seats: tuple[tuple[_Seat | None, ...], ...]  # by layer
+
+    @classmethod
+    def build(cls, attentions: Sequence[BlockAttention]) -> "StackedKV":
+        """Move the parameters of stackable layers (see why_not_stacked) into one storage."""
+        # Normal tensors even when the caller is in inference mode, for an inference tensor
+        # could not be changed in place outside of it.
+        with torch.inference_mode(False), torch.no_grad():
+            projections = _projections(attentions)
+            weight = _gather(projections, "weight")
+            bias = _gather(projections, "bias") if projections[0].bias is not None else None
+            norm = _gather([a.k_norm for a in attentions], "weight")
+        first = attentions[0]
+        return cls(
+            weight=weight,
+            bias=bias,
+            norm=norm.view(len(attentions), 1, -1),
+            eps=first.k_norm.eps,
+            rotary=first.rotary,
+            seats=tuple(_seats(attention) for attention in attentions),
+        )
+
+    def holds(self, attentions: Sequence[BlockAttention]) -> bool:
+        """Whether every layer's parameters are still the views that `build` made.
+
+        Asked at every write, while a GPU waits for it: so modules are looked up in their own
+        dictionaries, which takes a fraction of the time.
+        """
+        return all(map(self._holds, attentions, self.seats))
+
+    def _holds(self, attention: BlockAttention, seats: tuple[_Seat | None, ...]) -> bool:
+        modules = _modules(attention)
+        k_proj, v_proj, k_norm = modules["k_proj"], modules["v_proj"], modules["k_norm"]
+        return (
+            type(k_proj) is nn.Linear
+            and type(v_proj) is nn.Linear
+            and type(k_norm) is RMSNorm
+            and k_norm.eps == self.eps
+            and modules["rotary"] is self.rotary
+            and not any(map(_has_hooks, (k_proj, v_proj, k_norm)))
+            and _seats(attention) == seats
+        )
+
+    def project(
+        self,
+        context: Float[Tensor, "N E"],
+        positions: Int[Tensor, "N"],
+        *,
+        linear: LinearFunction = F.linear,
+    ) -> tuple[Float[Tensor, "L N H D"], Float[Tensor, "L N H D"]]:
+        """Every layer's keys, normed and rotated, and values. Norm and rotation in float32."""
+        num_layers, _, head_dim = self.norm.shape
+        stacked = linear(context, self.weight, self.bias)
+        stacked = stacked.view(context.shape[0], num_layers, 2, -1, head_dim)
+        keys, values = stacked.unbind(2)  # (N, L, H, D)
+        keys = F.rms_norm(keys.float(), (head_dim,), None, self.eps) * self.norm.float()
+        keys = rotate(keys.flatten(1, 2), self.rotary.at(positions)).to(context.dtype)
+        return keys.view(values.shape).transpose(0, 1), values.transpose(0, 1)
+
+
+def _gather(owners: Sequence[nn.Module], name: str) -> Tensor:
+    """One tensor with the owners' parameters as its rows; each becomes a view of its own rows."""
+    parameters = [cast(nn.Parameter, getattr(owner, name)) for owner in owners]
+    storage = torch.cat([p.detach() for p in parameters])
+    rows = torch.split(storage, [p.shape[0] for p in parameters])
+    for owner, parameter, row in zip(owners, parameters, rows, strict=True):
+        if parameter.is_inference():  # has no version, and so cannot take over a normal tensor
+            setattr(owner, name, nn.Parameter(row, requires_grad=False))
+        else:
+            parameter.data = row
+    return storage
+
+
+def _projections(attentions: Sequence[BlockAttention]) -> list[nn.Linear]:
+    """K and V of every layer, in the order of the stacked rows."""
+    return [cast(nn.Linear, p) for a in attentions for p in (a.k_proj, a.v_proj)]
+
+
+def _modules(attention: BlockAttention) -> dict[str, nn.Module]:
+    return cast(dict[str, nn.Module], attention._modules)
+
+
+def _parameters(attention: BlockAttention) -> tuple[Tensor | None, ...]:
+    modules = _modules(attention)
+    k_proj, v_proj, k_norm = (modules[name]._parameters for name in ("k_proj", "v_proj", "k_norm"))
+    weights = k_proj.get("weight"), v_proj.get("weight")
+    return *weights, k_proj.get("bias"), v_proj.get("bias"), k_norm.get("weight")
+
+
+def _seats(attention: BlockAttention) -> tuple[_Seat | None, ...]:
+    return tuple(map(_seat, _parameters(attention)))
+
+
+def _seat(tensor: Tensor | None) -> _Seat | None:
+    if tensor is None:
+        return None
+    place = tensor.data_ptr(), tensor.is_contiguous()
+    return (*place, type(tensor), tensor.dtype, tensor.device, tensor.shape)

@@ -1,0 +1,1 @@
+"""Defines the draft network: attention, norms, rotary embedding, Markov and confidence heads."""

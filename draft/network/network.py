@@ -1,0 +1,198 @@
+"""The draft network: projected taps become context, a block of masks becomes guesses."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from draft.config import DSparkConfig
+from draft.network.attention import BlockAttend, BlockAttention
+from draft.network.heads import ConfidenceHead, MarkovHead, build_markov_head
+from draft.network.norm import RMSNorm
+from draft.network.rotary import RotaryTable, Rotation
+from draft.vocabulary import DraftVocabulary
+
+
+class DSparkNetwork(nn.Module):
+    """A non-causal transformer over [anchor, mask, mask, ...], with heads.
+
+        taps [N, A] --fc, hidden_norm--> context [N, E] --every layer's k_proj, v_proj--> pool
+        ids [B, N]  --embed, layers (see pool and one another), norm--> hidden [B, N, E]
+        hidden      --lm_head--> base logits, corrected left to right by the Markov head
+
+    Parameters are named as in a DeepSpec checkpoint. Every matrix product is an nn.Linear when
+    built, and may be replaced by any module that maps the last dimension alike.
+    """
+
+    def __init__(
+        self, config: DSparkConfig, *, max_positions: int, device: torch.device | None = None
+    ) -> None:
+        """max_positions: longest sequence in tokens; a block may reach num_slots beyond it.
+
+        device is the rotary tables' own, so that the rest can be built on another (meta).
+        """
+        super().__init__()
+        self.config = config
+        size = config.hidden_size
+        tables = {
+            theta: RotaryTable(
+                head_dim=config.head_dim,
+                theta=theta,
+                num_positions=max_positions + config.num_slots,
+                device=device or torch.get_default_device(),
+            )
+            for theta in {layer.rope_theta for layer in config.layers}
+        }
+        self.embed_tokens = nn.Embedding(config.vocab_size, size)
+        self.lm_head: nn.Module = nn.Linear(size, config.num_outputs, bias=False)
+        self.fc: nn.Module = nn.Linear(config.aux_size, size, bias=False)
+        self.hidden_norm = RMSNorm(size, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList(
+            DraftLayer(config, index, tables[layer.rope_theta])
+            for index, layer in enumerate(config.layers)
+        )
+        self.norm = RMSNorm(size, eps=config.rms_norm_eps)
+        self.markov_head = _markov_head(config)
+        self.confidence_head = _confidence_head(config)
+        self.vocabulary = (
+            DraftVocabulary(size=config.draft_vocab_size)
+            if config.draft_vocab_size is not None
+            else None
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations; matrices and the embedding may have another."""
+        return self.norm.weight.dtype
+
+    @property
+    def attentions(self) -> Sequence[BlockAttention]:
+        return [cast(DraftLayer, layer).self_attn for layer in self.layers]
+
+    def project_taps(self, aux_hidden: Float[Tensor, "N A"]) -> Float[Tensor, "N E"]:
+        """The context vector of each token: what every layer's keys and values are made of."""
+        context: Tensor = self.hidden_norm(self.fc(aux_hidden.to(self.dtype)))
+        return context
+
+    def block_ids(self, anchor_ids: Int[Tensor, "B"]) -> Int[Tensor, "B N"]:
+        """The input of each block, num_slots wide: its anchor, then masks."""
+        masks = anchor_ids.new_full((1, self.config.num_slots - 1), self.config.mask_token_id)
+        return torch.cat([anchor_ids[:, None], masks.expand(anchor_ids.shape[0], -1)], dim=1)
+
+    def hidden(
+        self, ids: Int[Tensor, "B N"], positions: Int[Tensor, "B N"], block: BlockAttend
+    ) -> Float[Tensor, "B N E"]:
+        """Run the blocks, all slots in one flat row; the result is after the final norm."""
+        x: Tensor = self.embed_tokens(ids.flatten()).to(self.dtype)  # (B * N, E)
+        rotations = self.rotations(positions.flatten())
+        for layer in self.layers:
+            x = layer(x, rotations, block)
+        hidden: Tensor = self.norm(x)
+        return hidden.view(*ids.shape, -1)
+
+    def predicting(
+        self, hidden: Float[Tensor, "B N E"], anchor_ids: Int[Tensor, "B"]
+    ) -> tuple[Float[Tensor, "B K E"], Float[Tensor, "B r"] | None]:
+        """The slots that predict a token, and the Markov state before the first of them.
+
+        Without sample_from_anchor the anchor's own slot predicts nothing; a recurrent head was
+        trained to pass over it all the same, with the anchor as the token before it.
+        """
+        state = None
+        if self.markov_head is not None and not self.config.sample_from_anchor:
+            state = self.markov_head.state_after(anchor_ids, hidden[:, 0])
+        return self.predicting_slots(hidden), state
+
+    def predicting_slots(self, hidden: Float[Tensor, "B N E"]) -> Float[Tensor, "B K E"]:
+        return hidden if self.config.sample_from_anchor else hidden[:, 1:]
+
+    def base_logits(self, hidden: Float[Tensor, "B K E"]) -> Float[Tensor, "B K Vd"]:
+        """Over the tokens that the draft can say, all of the vocabulary or a part of it."""
+        logits: Tensor = self.lm_head(hidden)
+        return logits
+
+    def confidence_logits(
+        self,
+        hidden: Float[Tensor, "B K E"],
+        anchor_ids: Int[Tensor, "B"],
+        draft_ids: Int[Tensor, "B K"],
+    ) -> Float[Tensor, "B K"] | None:
+        """Of every slot at once, in float32; None without a confidence head."""
+        if self.confidence_head is None:
+            return None
+        previous = None
+        if self.config.confidence_with_markov:
+            assert self.markov_head is not None, "confidence reads W1 of a head that is not there"
+            before = torch.cat([anchor_ids[:, None], draft_ids[:, :-1]], dim=1)
+            previous = self.markov_head.embed(before)
+        logits: Tensor = self.confidence_head(hidden, previous)
+        return logits
+
+    def rotations(self, positions: Int[Tensor, "T"]) -> dict[RotaryTable, Rotation]:
+        """One look-up for each table that is really different."""
+        tables = {attention.rotary for attention in self.attentions}
+        return {table: table.at(positions) for table in tables}
+
+
+class DraftLayer(nn.Module):
+    def __init__(self, config: DSparkConfig, index: int, rotary: RotaryTable) -> None:
+        super().__init__()
+        self.self_attn = BlockAttention(
+            layer=index,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            bias=config.attention_bias,
+            eps=config.rms_norm_eps,
+            window=config.layers[index].sliding_window,
+            rotary=rotary,
+        )
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(
+        self,
+        x: Float[Tensor, "T E"],
+        rotations: dict[RotaryTable, Rotation],
+        block: BlockAttend,
+    ) -> Float[Tensor, "T E"]:
+        rotation = rotations[self.self_attn.rotary]
+        x = x + self.self_attn(self.input_layernorm(x), rotation, block)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_proj: nn.Module = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj: nn.Module = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj: nn.Module = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, x: Float[Tensor, "T E"]) -> Float[Tensor, "T E"]:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+def _markov_head(config: DSparkConfig) -> MarkovHead | None:
+    if config.markov_kind is None:
+        return None
+    return build_markov_head(
+        config.markov_kind,
+        vocab_size=config.vocab_size,
+        num_outputs=config.num_outputs,
+        rank=config.markov_rank,
+        hidden_size=config.hidden_size,
+    )
+
+
+def _confidence_head(config: DSparkConfig) -> ConfidenceHead | None:
+    if not config.has_confidence_head:
+        return None
+    rank = config.markov_rank if config.confidence_with_markov else 0
+    return ConfidenceHead(hidden_size=config.hidden_size, rank=rank)

@@ -1,0 +1,1 @@
+"""Speculative decoding with DSpark drafts: Python API, command line, benchmarks and training."""

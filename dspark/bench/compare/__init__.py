@@ -1,0 +1,1 @@
+"""Compares two ways to run one workload: speculation, stacked writes, grammars, transformers."""

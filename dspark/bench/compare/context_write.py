@@ -1,0 +1,227 @@
+"""What writing the draft's context costs: all layers at once against one layer after another."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from draft import (
+    ContextKernel,
+    ContextKVMode,
+    ContextKVPath,
+    DSparkConfig,
+    DSparkNetwork,
+    DSparkProposer,
+    LinearFunction,
+)
+from dspark.bench.report.statistics import Spread
+from engine.cpu_kernels.large_pages import CACHE_LINE, is_settled
+from engine.platform.device_timer import seconds_of
+from kv_pool import KVPool, ReferenceAttention
+
+TOKEN_COUNTS = (1, 8, 64, 512)  # a plain step, a round, a batch's round, a prompt chunk
+
+_MODES: tuple[ContextKVMode, ContextKVMode] = ("auto", "off")
+_WARM_UP = 5
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTime:
+    """Microseconds of one context write, projection of the taps and store included."""
+
+    num_tokens: int
+    stacked_us: Spread
+    per_layer_us: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class ContextWrites:
+    """Both paths on the same network, into the same slots.
+
+    path is what mode `auto` came to; where it is per_layer, `reason` says why, and both columns
+    are that path. extra_bytes is measured: storage of the draft beyond its own parameters.
+    """
+
+    times: tuple[WriteTime, ...]
+    key_difference: float  # largest absolute one, in any layer
+    value_difference: float
+    path: ContextKVPath
+    reason: str | None
+    extra_bytes: int
+
+    def values(self) -> dict[str, object]:
+        return {
+            "context_write_us": {
+                str(t.num_tokens): {
+                    "stacked": t.stacked_us.values(),
+                    "per_layer": t.per_layer_us.values(),
+                }
+                for t in self.times
+            },
+            "max_key_difference": self.key_difference,
+            "max_value_difference": self.value_difference,
+            "context_kv_path": self.path,
+            "context_kv_reason": self.reason,
+            "stacked_extra_bytes": self.extra_bytes,
+        }
+
+
+def measure_context_writes(
+    network: DSparkNetwork,
+    *,
+    max_positions: int,
+    page_size: int,
+    num_pages: int,
+    device: torch.device,
+    repetitions: int,
+    linear: LinearFunction = F.linear,
+    kernel: ContextKernel | None = None,
+    token_counts: Sequence[int] = TOKEN_COUNTS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> ContextWrites:
+    """Time both paths in turns, and compare what they write.
+
+    The pool is like the engine's, but holds the draft's half only and is nobody else's: whatever
+    an engine has in its own stays true. num_pages of page_size tokens hold max(token_counts).
+    `linear` and `kernel` are the engine's own for the stacked form.
+    """
+    bench = _Bench(network, max_positions, page_size, num_pages, device, linear, kernel)
+    with torch.inference_mode():
+        bench.use("auto")
+        path, reason = bench.proposer.context_kv_path, bench.proposer.context_kv_reason
+        times = tuple(_time_both(bench, count, repetitions, clock) for count in token_counts)
+        key_difference, value_difference = _differences(bench, max(token_counts))
+    return ContextWrites(
+        times=times,
+        key_difference=key_difference,
+        value_difference=value_difference,
+        path=path,
+        reason=reason,
+        extra_bytes=bytes_beyond_parameters(network.layers),
+    )
+
+
+def bytes_beyond_parameters(network: torch.nn.Module) -> int:
+    """Storage behind a module's parameters that is not theirs; 0 when nothing is kept twice.
+
+    Large pages may hold other modules' parameters too, and padding up to the next cache line: there
+    only what lies between this module's own counts.
+    """
+    storages: dict[int, tuple[torch.UntypedStorage, set[tuple[int, int]]]] = {}
+    for tensor in (*network.parameters(), *network.buffers()):
+        storage = tensor.untyped_storage()
+        start = int(tensor.storage_offset()) * tensor.itemsize
+        extents = storages.setdefault(storage.data_ptr(), (storage, set()))[1]
+        extents.add((start, start + tensor.numel() * tensor.itemsize))
+    return sum(_uncovered(storage, sorted(extents)) for storage, extents in storages.values())
+
+
+def _uncovered(storage: torch.UntypedStorage, extents: Sequence[tuple[int, int]]) -> int:
+    """Bytes of a storage that no extent [start, end) covers."""
+    is_shared = is_settled(storage)
+    found, at = 0, extents[0][0] if is_shared else 0
+    for start, end in extents:
+        gap = start - at
+        found += gap if gap > 0 and not (is_shared and gap < CACHE_LINE) else 0
+        at = max(at, end)
+    return found + (0 if is_shared else storage.nbytes() - at)
+
+
+class _Bench:
+    """A draft over a pool of its own, and something to write."""
+
+    def __init__(
+        self,
+        network: DSparkNetwork,
+        max_positions: int,
+        page_size: int,
+        num_pages: int,
+        device: torch.device,
+        linear: LinearFunction,
+        kernel: ContextKernel | None,
+    ) -> None:
+        self.pool = _draft_pool(network.config, network.dtype, page_size, num_pages, device)
+        self.proposer = DSparkProposer(
+            network=network,
+            pool=self.pool,
+            attention=ReferenceAttention(page_size=page_size, device=device),
+            linear=linear,
+            context_kernel=kernel,
+        )
+        self._max_positions = max_positions
+        self._device = device
+        self._aux_size = network.config.aux_size
+        self._dtype = network.dtype
+
+    def use(self, mode: ContextKVMode) -> None:
+        self.proposer.set_context_kv(mode)
+
+    def rows(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Taps, positions and distinct slots, far apart, of `count` tokens."""
+        generator = torch.Generator().manual_seed(count)
+        assert count <= self.pool.num_slots, f"{count} tokens for {self.pool.num_slots} slots"
+        aux_hidden = torch.randn(count, self._aux_size, generator=generator)
+        slots = torch.randperm(self.pool.num_slots, generator=generator)[:count]
+        positions = torch.arange(count) % self._max_positions
+        return (
+            aux_hidden.to(self._device, self._dtype),
+            positions.to(self._device),
+            slots.to(self._device),
+        )
+
+    def seconds_to_write(
+        self, rows: tuple[Tensor, Tensor, Tensor], clock: Callable[[], float]
+    ) -> float:
+        return seconds_of(lambda: self.proposer.write_context(*rows), self._device, clock=clock)
+
+
+def _time_both(
+    bench: _Bench, count: int, repetitions: int, clock: Callable[[], float]
+) -> WriteTime:
+    rows = bench.rows(count)
+    micros: dict[ContextKVMode, list[float]] = {mode: [] for mode in _MODES}
+    for repetition in range(_WARM_UP + repetitions):
+        for mode in _MODES if repetition % 2 == 0 else reversed(_MODES):
+            bench.use(mode)
+            micros[mode].append(1e6 * bench.seconds_to_write(rows, clock))
+    spreads = {mode: Spread.of(values[_WARM_UP:]) for mode, values in micros.items()}
+    return WriteTime(count, spreads["auto"], spreads["off"])
+
+
+def _differences(bench: _Bench, count: int) -> tuple[float, float]:
+    """Largest |ΔK| and |ΔV| between the paths over `count` tokens and all layers."""
+    rows = bench.rows(count)
+    slots = rows[2]
+    written: list[tuple[Tensor, Tensor]] = []
+    for mode in _MODES:
+        bench.use(mode)
+        bench.pool.draft_keys[:, slots] = torch.nan  # so that a slot left out is seen
+        bench.pool.draft_values[:, slots] = torch.nan
+        bench.proposer.write_context(*rows)
+        keys, values = bench.pool.draft_keys[:, slots], bench.pool.draft_values[:, slots]
+        assert bool(keys.isfinite().all() and values.isfinite().all()), f"{mode} left slots out"
+        written.append((keys.float(), values.float()))
+    (keys_a, values_a), (keys_b, values_b) = written
+    return float((keys_a - keys_b).abs().max()), float((values_a - values_b).abs().max())
+
+
+def _draft_pool(
+    config: DSparkConfig,
+    dtype: torch.dtype,
+    page_size: int,
+    num_pages: int,
+    device: torch.device,
+) -> KVPool:
+    return KVPool(
+        num_pages=num_pages,
+        page_size=page_size,
+        target_shapes=(),
+        target_dtype=dtype,
+        num_draft_layers=config.num_layers,
+        draft_shape=config.kv_shape,
+        draft_dtype=dtype,
+        device=device,
+    )

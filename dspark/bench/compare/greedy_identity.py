@@ -1,0 +1,190 @@
+"""Greedy text of an engine against transformers' own generate, prompt by prompt."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dspark.bench.compare.arms import Report
+from dspark.bench.compare.identity import Comparison, compare_greedy, generate_reference
+from dspark.bench.report.columns import columns
+from dspark.bench.workloads.prompts import EncodedPrompt
+from engine.build import Built
+from engine.errors import LoadError
+
+# What generate(do_sample=False) does beside taking the best token, and its value for "nothing".
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "num_beams": (None, 1),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "bad_words_ids": (None, []),
+    "suppress_tokens": (None, []),
+    "begin_suppress_tokens": (None, []),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "sequence_bias": (None, {}, []),
+    "exponential_decay_length_penalty": (None,),
+    "guidance_scale": (None, 1.0),
+    "watermarking_config": (None,),
+    "penalty_alpha": (None, 0.0),
+    "dola_layers": (None,),
+    "stop_strings": (None, []),
+    "max_time": (None,),
+    "token_healing": (None, False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """Every prompt's outcome, in order."""
+
+    categories: tuple[str, ...]
+    comparisons: tuple[Comparison, ...]
+    num_rounds: int
+    num_accepted: int
+    is_promised: bool  # float32
+
+    @property
+    def holds(self) -> bool:
+        return all(comparison.holds for comparison in self.comparisons)
+
+    @property
+    def accept_length(self) -> float:
+        """Mean over all rounds, bonus included; 1 without a draft."""
+        return 1 + self.num_accepted / self.num_rounds if self.num_rounds else 1.0
+
+    def count(self, outcome: str) -> int:
+        return sum(outcome_of(comparison) == outcome for comparison in self.comparisons)
+
+    def lines(self) -> list[str]:
+        """A line per prompt, then the totals."""
+        rows = [("prompt", "category", "outcome", "tokens", "accept length", "at")]
+        for i, (category, comparison) in enumerate(
+            zip(self.categories, self.comparisons, strict=True)
+        ):
+            length = f"{comparison.accept_length:.2f}" if comparison.accept_length else "-"
+            tokens = str(len(comparison.found_ids))
+            rows.append(
+                (str(i), category, outcome_of(comparison), tokens, length, _where(comparison))
+            )
+        return [*columns(rows), "", *self._totals()]
+
+    def values(self) -> Mapping[str, object]:
+        return {
+            "prompts": len(self.comparisons),
+            "identical": self.count("ok"),
+            "ties": self.count("tie"),
+            "different": self.count("DIFFERENT"),
+            "output_tokens": sum(len(c.found_ids) for c in self.comparisons),
+            "accept_length_mean": self.accept_length,
+            "results": [
+                _result(category, comparison)
+                for category, comparison in zip(self.categories, self.comparisons, strict=True)
+            ],
+        }
+
+    def _totals(self) -> list[str]:
+        lines = [
+            f"{len(self.comparisons)} prompts: {self.count('ok')} ok, {self.count('tie')} ties, "
+            f"{self.count('DIFFERENT')} different; mean accept length {self.accept_length:.2f}"
+        ]
+        if not self.is_promised:
+            lines.append(
+                "identity is promised in float32 only: in lower precision the number of rows in a "
+                "step moves the logits"
+            )
+        return lines
+
+
+def verify_greedy_identity(
+    built: Built,
+    prompts: Sequence[EncodedPrompt],
+    *,
+    max_new_tokens: int,
+    concurrency: int,
+    report: Report,
+) -> Verification:
+    """Ask transformers, then the engine, and compare.
+
+    Raises LoadError when the target's generation config makes generate something else than plain
+    greedy decoding, and RequestRejected when a prompt cannot be served.
+    """
+    refuse_other_decoding(getattr(built.target.model, "generation_config", None))
+    references = []
+    for i, prompt in enumerate(prompts):
+        report(f"reference {i + 1} of {len(prompts)}")
+        references.append(
+            generate_reference(built.target, prompt.token_ids, max_new_tokens=max_new_tokens)
+        )
+    report("engine")
+    before = built.engine.snapshot()
+    comparisons = compare_greedy(
+        built.engine,
+        built.target,
+        [prompt.token_ids for prompt in prompts],
+        references=references,
+        max_new_tokens=max_new_tokens,
+        concurrency=concurrency,
+    )
+    after = built.engine.snapshot()
+    return Verification(
+        categories=tuple(prompt.category for prompt in prompts),
+        comparisons=tuple(comparisons),
+        num_rounds=after.num_rounds - before.num_rounds,
+        num_accepted=after.num_accepted_tokens - before.num_accepted_tokens,
+        is_promised=built.target.dtype == torch.float32,
+    )
+
+
+def refuse_other_decoding(generation: Any) -> None:
+    """Raise LoadError when generate(do_sample=False) would not just take the best token.
+
+    A repetition penalty is no obstacle: the reference is asked for without one.
+    """
+    for name, neutral in _NEUTRAL.items():
+        found = getattr(generation, name, None)
+        if found not in neutral:
+            raise LoadError(
+                f"generation_config.json: {name} is {found!r}, with which generate is not plain "
+                f"greedy decoding and proves nothing; accepted: {neutral[-1]!r}, or none of it"
+            )
+
+
+def outcome_of(comparison: Comparison) -> str:
+    if comparison.difference is None:
+        return "ok"
+    return "tie" if comparison.difference.is_tie else "DIFFERENT"
+
+
+def _where(comparison: Comparison) -> str:
+    found = comparison.difference
+    if found is None:
+        return ""
+    expected_id = "the end" if found.expected_id is None else found.expected_id
+    found_id = "the end" if found.found_id is None else found.found_id
+    return (
+        f"output token {found.position}: expected {expected_id}, found {found_id}, "
+        f"top-2 gap {found.top2_gap:.1e}"
+    )
+
+
+def _result(category: str, comparison: Comparison) -> dict[str, object]:
+    found = comparison.difference
+    result: dict[str, object] = {
+        "category": category,
+        "outcome": outcome_of(comparison),
+        "tokens": len(comparison.found_ids),
+        "accept_length": comparison.accept_length,
+    }
+    if found is not None:
+        result |= {
+            "position": found.position,
+            "expected_id": found.expected_id,
+            "found_id": found.found_id,
+            "top2_gap": found.top2_gap,
+        }
+    return result

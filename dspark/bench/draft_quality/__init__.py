@@ -1,0 +1,1 @@
+"""Measures a draft itself: accept length per prompt set, confidence calibration."""

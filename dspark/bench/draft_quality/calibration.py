@@ -1,0 +1,159 @@
+"""Fits the temperatures of a draft's confidences; each prompt judges a fit that never saw it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from draft import DraftLoadError
+from draft.calibration import PositionMetrics, Predictions, Scaling, fit_scaling, measure
+from draft.checkpoint.calibration_file import Calibration, read_calibration
+from dspark.bench.compare.arms import Report
+from dspark.bench.draft_quality.confidence_rounds import ConfidenceRecorder
+from dspark.bench.report.columns import columns
+from dspark.bench.workloads.trial import Workload
+from engine.build import Built
+from engine.core.offline import drive
+from engine.errors import LoadError
+
+NUM_FOLDS = 4
+MIN_ROUNDS = 600  # with fewer the fit follows the accidents of a few prompts
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationOutcome:
+    """Temperatures from all rounds, and what such a fit is worth on prompts that are new to it."""
+
+    calibration: Calibration
+    as_said: Predictions  # of every round
+    as_scaled: Predictions  # likewise, by the fit on the folds that do not hold the round
+    before: tuple[PositionMetrics, ...]
+    after: tuple[PositionMetrics, ...]
+    file: Path
+
+    @property
+    def holds(self) -> bool:
+        return True
+
+    def lines(self) -> list[str]:
+        rows: list[tuple[str, ...]] = [
+            ("position", "temperature", "shift", "ECE", "after", "AUC", "after", "Brier", "after")
+        ]
+        scaling = self.calibration.scaling
+        positions = zip(scaling.temperatures, scaling.shifts, self.before, self.after, strict=True)
+        for k, (temperature, shift, before, after) in enumerate(positions):
+            cells = (f"{before.ece:.4f}", f"{after.ece:.4f}", _share(before.auc), _share(after.auc))
+            brier = (f"{before.brier:.4f}", f"{after.brier:.4f}")
+            rows.append((str(k), f"{temperature:.3f}", f"{shift:+.3f}", *cells, *brier))
+        return [*columns(rows), "", f"written: {self.file}"]
+
+    def values(self) -> Mapping[str, object]:
+        return {
+            "temperatures": list(self.calibration.temperatures),
+            "shifts": list(self.calibration.shifts),
+            "fitted_rounds": self.calibration.num_samples,
+            "folds": NUM_FOLDS,
+            "ece_before_mean": mean(self.calibration.ece_before),
+            "ece_after_mean": mean(self.calibration.ece_after),
+            "before": [_values(metrics) for metrics in self.before],
+            "after": [_values(metrics) for metrics in self.after],
+            "file": str(self.file),
+        }
+
+
+def check_can_calibrate(built: Built, folder: Path, *, replace: bool) -> None:
+    """Refuse before the work begins: raises LoadError."""
+    assert built.draft is not None
+    config = built.draft.config
+    if not config.has_confidence_head:
+        raise LoadError(
+            "speculative.draft_model: draft enable_confidence_head: found false, accepted: a "
+            "draft with a confidence head"
+        )
+    if replace:
+        return
+    try:
+        existing = read_calibration(folder, block_size=config.block_size)
+    except DraftLoadError as error:
+        raise LoadError(f"speculative.draft_model: {error}; --replace writes it anew") from error
+    if existing is not None and not existing.is_identity:
+        raise LoadError(
+            f"speculative.draft_model: draft calibration.json: found temperatures from "
+            f"{existing.num_samples} rounds of {existing.dataset}, accepted: none, or "
+            "--replace to fit them anew"
+        )
+
+
+def fold_of_each(categories: Sequence[str]) -> list[int]:
+    """The prompts' folds: those of a category in turns, beginning elsewhere in each."""
+    seen: dict[str, int] = {}
+    offsets = {name: i for i, name in enumerate(dict.fromkeys(categories))}
+    folds = []
+    for name in categories:
+        place = seen.get(name, 0)
+        seen[name] = place + 1
+        folds.append((place + offsets[name]) % NUM_FOLDS)
+    return folds
+
+
+def calibrate(
+    built: Built,
+    recorder: ConfidenceRecorder,
+    workload: Workload,
+    *,
+    dataset: str,
+    folder: Path,
+    report: Report,
+) -> CalibrationOutcome:
+    """Run the workload, fit, judge and write calibration.json. Reports twice.
+
+    Raises LoadError when there are too few rounds, and OSError when the file cannot be written.
+    """
+    report(f"collecting from {len(workload.prompts)} prompts")
+    requests = workload.requests()
+    drive(built.engine, requests, concurrency=workload.concurrency)
+    folds = fold_of_each([prompt.category for prompt in workload.prompts])
+    fold_of = {r.request_id: fold for r, fold in zip(requests, folds, strict=True)}
+    block_size = built.engine.info.block_size
+    rounds = recorder.rounds(block_size=block_size, of=lambda name: True)
+    if len(rounds) < MIN_ROUNDS or len(set(folds)) < NUM_FOLDS:
+        raise LoadError(
+            f"found {len(rounds)} rounds of {len(folds)} prompts in {len(set(folds))} folds; "
+            f"accepted: at least {MIN_ROUNDS} in {NUM_FOLDS}, so ask more prompts or for more "
+            "tokens (--num-prompts, --max-tokens)"
+        )
+    report(f"fitting on {len(rounds)} rounds")
+    as_said, as_scaled = _judge(recorder, fold_of, block_size=block_size)
+    scaling, before, after = fit_scaling(rounds), measure(as_said), measure(as_scaled)
+    calibration = Calibration(
+        temperatures=scaling.temperatures,
+        shifts=scaling.shifts,
+        dataset=dataset,
+        num_samples=len(rounds),
+        ece_before=tuple(metrics.ece for metrics in before),
+        ece_after=tuple(metrics.ece for metrics in after),
+    )
+    file = calibration.write(folder)
+    return CalibrationOutcome(calibration, as_said, as_scaled, before, after, file)
+
+
+def _judge(
+    recorder: ConfidenceRecorder, fold_of: Mapping[str, int], *, block_size: int
+) -> tuple[Predictions, Predictions]:
+    """Every round as the head says it, and by a fit on the other folds."""
+    as_said, as_scaled = [], []
+    for fold in range(NUM_FOLDS):
+        inside = {name for name, own in fold_of.items() if own == fold}
+        judging = recorder.rounds(block_size=block_size, of=inside.__contains__)
+        others = recorder.rounds(block_size=block_size, of=(fold_of.keys() - inside).__contains__)
+        as_said.append(judging.predicted(Scaling.identity(block_size)))
+        as_scaled.append(judging.predicted(fit_scaling(others)))
+    return Predictions.joined(as_said), Predictions.joined(as_scaled)
+
+
+def _values(metrics: PositionMetrics) -> dict[str, float | None]:
+    return {"ece": metrics.ece, "auc": metrics.auc, "brier": metrics.brier}
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

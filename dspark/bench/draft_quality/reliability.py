@@ -1,0 +1,34 @@
+"""Predicted survival against what happened, as a picture."""
+
+from pathlib import Path
+
+from draft.atomic_write import whole_file
+from draft.calibration import reliability
+from dspark.bench.draft_quality.calibration import CalibrationOutcome
+
+PLOT_NAME = "calibration.png"
+
+
+def draw_reliability(outcome: CalibrationOutcome, path: Path) -> None:
+    """Every position before and after, each round read as its fold's fit has it, as a PNG.
+
+    Raises ImportError without matplotlib.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 5), layout="constrained")
+    versions = (("as the head says", outcome.as_said), ("calibrated", outcome.as_scaled))
+    for axes, (title, predictions) in zip(figure.subplots(1, 2), versions, strict=True):
+        axes.plot([0, 1], [0, 1], color="gray", linewidth=1)
+        for k in range(predictions.survival.shape[1]):
+            bins = reliability(predictions.survival[:, k], predictions.stood[:, k])
+            xs, ys = [b.prediction for b in bins], [b.outcome for b in bins]
+            axes.plot(xs, ys, "o-", markersize=3, label=f"position {k}")
+        axes.set_title(title)
+        axes.set_xlabel("predicted chance to stand")
+        axes.set_ylabel("share that stood")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    with whole_file(path) as partial, partial.open("wb") as file:
+        FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]

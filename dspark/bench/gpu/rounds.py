@@ -1,0 +1,108 @@
+"""Decode rounds of a whole engine at a chosen batch size and accept length."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from dspark.bench.gpu.timing import Stopwatch, replaced, watched
+from dspark.bench.report.statistics import Spread
+from engine.api import EngineSamplingParams, Request
+from engine.build import Built
+from engine.runner.batch import ScheduleBatch
+from engine.runner.target_model import TargetOutput
+
+PREFILL_CHUNK = 2048  # tokens
+_CERTAIN = 1e4  # a logit beyond all others
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Steps in which every sequence was past its prompt."""
+
+    step_ms: Spread  # on the host's clock, from plan to events
+    parts_ms: dict[str, Spread]  # on the device, between its own marks
+    tokens_per_s: float
+    accept_length: float
+
+
+@contextmanager
+def forced_acceptance(built: Built, num_accepted: int) -> Iterator[None]:
+    """Within the block the target agrees with so many draft tokens of each window, and no more.
+
+    Its passes are real; a few logits are overwritten after each.
+    """
+    vocab_size = built.target.vocab_size
+    forward = built.runner.forward
+
+    def biased(batch: ScheduleBatch) -> TargetOutput:
+        output = forward(batch)
+        drafts, rows = batch.draft_ids, batch.verify_rows
+        agreed = min(num_accepted, drafts.shape[1])
+        output.logits[rows[:, :agreed], drafts[:, :agreed]] = _CERTAIN
+        if agreed < drafts.shape[1]:
+            output.logits[rows[:, agreed], (drafts[:, agreed] + 1) % vocab_size] = _CERTAIN
+        return output
+
+    with replaced(built.runner, "forward", biased):
+        yield
+
+
+def measure_rounds(
+    built: Built,
+    device: torch.device,
+    *,
+    batch: int,
+    context: int,
+    num_accepted: int,
+    steps: int,
+) -> Rounds:
+    """`batch` sequences of `context` prompt tokens each, `steps` rounds of all of them."""
+    engine, watch = built.engine, Stopwatch(device)
+    warm_up = 4
+    generator = torch.Generator().manual_seed(batch)
+    # A sequence may go on while the others' prompts are still to come.
+    prefill = 4 + batch * context // PREFILL_CHUNK
+    most = (warm_up + steps + prefill) * (built.proposer.block_size + 1)
+    params = EngineSamplingParams(max_new_tokens=most)
+    with (
+        torch.inference_mode(),
+        watched(built.runner, "forward", watch) as passes,
+        forced_acceptance(built, num_accepted),
+        watched(built.proposer, "propose", watch) as drafts,
+        watched(built.proposer, "write_context", watch) as writes,
+    ):
+        for i in range(batch):
+            prompt = torch.randint(1, built.target.vocab_size, (context,), generator=generator)
+            engine.add(Request(str(i), tuple(prompt.tolist()), params))
+        started: set[str] = set()
+        while len(started) < batch:
+            started |= {event.request_id for event in engine.step()}
+        for _ in range(warm_up):
+            engine.step()
+        watch.finish()
+        for marks in (drafts, passes, writes):
+            marks.clear()
+        seconds, tokens = [], 0
+        for _ in range(steps):
+            begun = time.perf_counter()
+            events = engine.step()
+            seconds.append(time.perf_counter() - begun)
+            tokens += sum(len(event.token_ids) for event in events)
+        watch.finish()
+        for i in range(batch):
+            engine.abort(str(i))
+    parts = {"draft": drafts, "target": passes, "context": writes}
+    return Rounds(
+        step_ms=Spread.of([1000 * s for s in seconds]),
+        parts_ms={
+            name: Spread.of(list(itertools.starmap(watch.ms, marks)))
+            for name, marks in parts.items()
+            if marks
+        },
+        tokens_per_s=tokens / sum(seconds),
+        accept_length=tokens / (steps * batch),
+    )

@@ -1,0 +1,1 @@
+"""Measures where the time of a decode round goes, against memory bandwidth."""

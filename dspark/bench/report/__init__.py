@@ -1,0 +1,1 @@
+"""Formats measurements: statistics, columns, verdicts, and the environment they were taken in."""

@@ -1,0 +1,116 @@
+"""Prompts to measure with: read from a JSONL file, spread over their categories. No torch here.
+
+One JSON object a line, in one of three forms; `category` may be added to each:
+
+    {"category": "chat", "prompt": "..."}
+    {"turns": ["...", "..."]}                    only the first turn is asked
+    {"messages": [{"role": "user", "content": "..."}, ...]}
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import chain, zip_longest
+from pathlib import Path
+
+NO_CATEGORY = "other"
+
+_OWN_FILE = "prompts.jsonl"
+_FORMS = "prompt, turns or messages"
+
+
+class PromptFileError(ValueError):
+    """A prompt file cannot be used; one line naming the file, the line and what is accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One conversation up to where the model speaks, and the kind of text it asks for."""
+
+    category: str
+    messages: tuple[Mapping[str, str], ...]  # of a role and a content each
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """The same in tokens, which is all that an engine knows."""
+
+    category: str
+    token_ids: tuple[int, ...]
+
+
+def read_prompts(file: Path | None = None) -> tuple[Prompt, ...]:
+    """The prompts of a file, or those that ship with the project.
+
+    Raises PromptFileError for a line that is none, and OSError for a file that cannot be read.
+    """
+    name = file or _OWN_FILE
+    return tuple(parse_prompt(line, f"{name}:{number}") for number, line in prompt_lines(file))
+
+
+def prompt_lines(file: Path | None) -> list[tuple[int, str]]:
+    """The lines of a prompt file that are not blank, each with its number from 1.
+
+    Raises PromptFileError for a file without any, and OSError for one that cannot be read.
+    """
+    source = file or files("dspark.bench.workloads") / _OWN_FILE
+    try:
+        text = source.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise PromptFileError(f"{file}: found bytes that are no UTF-8; accepted: JSONL") from None
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise PromptFileError(f"{file}: found no prompt; accepted: one JSON object a line")
+    return lines
+
+
+def spread(prompts: Sequence[Prompt], count: int) -> tuple[Prompt, ...]:
+    """The first `count` prompts when the categories take turns, each in its own order."""
+    assert count <= len(prompts), f"{count} of {len(prompts)} prompts"
+    by_category: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        by_category.setdefault(prompt.category, []).append(prompt)
+    turns = chain.from_iterable(zip_longest(*by_category.values()))
+    return tuple(prompt for prompt in turns if prompt is not None)[:count]
+
+
+def parse_prompt(line: str, where: str) -> Prompt:
+    """One line. Raises PromptFileError, which begins with `where`."""
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise PromptFileError(f"{where}: this is no JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise PromptFileError(f"{where}: found {_kind(found)}; accepted: an object with {_FORMS}")
+    category = found.get("category", NO_CATEGORY)
+    if not isinstance(category, str) or not category:
+        raise PromptFileError(f"{where}: category: found {category!r}; accepted: a name")
+    return Prompt(category, _messages(found, where))
+
+
+def _messages(found: Mapping[str, object], where: str) -> tuple[Mapping[str, str], ...]:
+    match found:
+        case {"prompt": str(text)} if text.strip():
+            return ({"role": "user", "content": text},)
+        case {"turns": [str(text), *_]} if text.strip():
+            return ({"role": "user", "content": text},)
+        case {"messages": [_, *_] as values}:
+            messages = [message for message in map(_message, values) if message is not None]
+            if len(messages) == len(values):
+                return tuple(messages)
+    raise PromptFileError(
+        f"{where}: found the keys {', '.join(found) or '(none)'}; accepted: {_FORMS}, as a text, "
+        "a list of texts and a list of objects with role and content; none of them empty"
+    )
+
+
+def _message(value: object) -> Mapping[str, str] | None:
+    match value:
+        case {"role": str(role), "content": str(content)} if role and content:
+            return {"role": role, "content": content}
+    return None
+
+
+def _kind(value: object) -> str:
+    return "a list" if isinstance(value, list) else "a single value"

@@ -1,0 +1,167 @@
+"""One arm, once: all requests through one engine, and the figures of that."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Self
+
+from dspark.bench.report.statistics import latency_ms
+from dspark.bench.workloads.prompts import EncodedPrompt
+from engine.api import EngineSamplingParams, EngineSnapshot, Request, SpeculationStats, TokenMask
+from engine.core.engine_core import Engine
+from engine.core.offline import RequestRun, drive
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What every trial asks."""
+
+    prompts: tuple[EncodedPrompt, ...]
+    params: EngineSamplingParams
+    concurrency: int  # requests open at once
+    make_mask: Callable[[], TokenMask] | None = None  # one for each request
+
+    def requests(self) -> list[Request]:
+        return [
+            Request(
+                f"bench-{i}",
+                prompt.token_ids,
+                self.params,
+                token_mask=self.make_mask() if self.make_mask is not None else None,
+            )
+            for i, prompt in enumerate(self.prompts)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounts:
+    """What an engine's counters gained."""
+
+    num_steps: int = 0
+    num_cached_tokens: int = 0
+    num_withheld_draft_tokens: int = 0
+    num_preemptions: int = 0
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def between(cls, before: EngineSnapshot, after: EngineSnapshot) -> Self:
+        return cls(
+            num_steps=after.num_steps - before.num_steps,
+            num_cached_tokens=after.num_cached_tokens - before.num_cached_tokens,
+            num_withheld_draft_tokens=after.num_withheld_draft_tokens
+            - before.num_withheld_draft_tokens,
+            num_preemptions=after.num_preemptions - before.num_preemptions,
+            stage_seconds={
+                stage: seconds - before.stage_seconds.get(stage, 0.0)
+                for stage, seconds in after.stage_seconds.items()
+            },
+        )
+
+    @classmethod
+    def total(cls, each: Sequence["EngineCounts"]) -> Self:
+        stages: Counter[str] = Counter()
+        for counts in each:
+            stages.update(counts.stage_seconds)
+        return cls(
+            num_steps=sum(counts.num_steps for counts in each),
+            num_cached_tokens=sum(counts.num_cached_tokens for counts in each),
+            num_withheld_draft_tokens=sum(counts.num_withheld_draft_tokens for counts in each),
+            num_preemptions=sum(counts.num_preemptions for counts in each),
+            stage_seconds=dict(stages),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What happened; runs are in the order of the workload's prompts."""
+
+    runs: tuple[RequestRun, ...]
+    categories: tuple[str, ...]  # of each run
+    seconds: float  # from the first request in to the last event out
+    counts: EngineCounts
+
+    @classmethod
+    def joined(cls, parts: Sequence["Trial"]) -> Self:
+        """One workload that was run in parts; what lay between them is no part of it."""
+        return cls(
+            runs=tuple(chain.from_iterable(part.runs for part in parts)),
+            categories=tuple(chain.from_iterable(part.categories for part in parts)),
+            seconds=sum(part.seconds for part in parts),
+            counts=EngineCounts.total([part.counts for part in parts]),
+        )
+
+    def of_category(self, category: str) -> list[RequestRun]:
+        return [r for r, c in zip(self.runs, self.categories, strict=True) if c == category]
+
+
+def run_trial(
+    engine: Engine, workload: Workload, *, clock: Callable[[], float] = time.perf_counter
+) -> Trial:
+    """All requests to their ends. Raises RequestRejected when one cannot be served."""
+    before = engine.snapshot()
+    started = clock()
+    runs = drive(engine, workload.requests(), concurrency=workload.concurrency)
+    seconds = clock() - started
+    categories = tuple(prompt.category for prompt in workload.prompts)
+    counts = EngineCounts.between(before, engine.snapshot())
+    return Trial(tuple(runs), categories, seconds, counts)
+
+
+def figures(trial: Trial) -> dict[str, float]:
+    """Every number of one trial that has a name. Counts as they are, times in ms, rates in 1/s."""
+    runs, seconds = trial.runs, trial.seconds
+    num_input = sum(len(run.request.prompt_ids) for run in runs)
+    num_output = sum(len(run.token_ids) for run in runs)
+    return {
+        "requests": len(runs),
+        "input_tokens": num_input,
+        "output_tokens": num_output,
+        "cached_tokens": trial.counts.num_cached_tokens,
+        "withheld_draft_tokens": trial.counts.num_withheld_draft_tokens,
+        "preemptions": trial.counts.num_preemptions,
+        "duration_s": seconds,
+        "requests_per_s": len(runs) / seconds,
+        "tokens_per_s": num_output / seconds,
+        "total_tokens_per_s": (num_input + num_output) / seconds,
+        "decode_tokens_per_s": decode_speed(runs),
+        **latency_ms("ttft", [run.ttft for run in runs]),
+        **latency_ms("tpot", [run.tpot for run in runs if run.tpot is not None]),
+        **latency_ms("itl", [gap for run in runs for gap in run.inter_event_times]),
+        **latency_ms("e2e", [run.ended_at - run.started_at for run in runs]),
+        **_speculation(speculation_of(runs)),
+    }
+
+
+def decode_speed(runs: Sequence[RequestRun]) -> float:
+    """Tokens a second that one request gets after its first event; 0 if none had a second one."""
+    seconds = sum(run.ended_at - run.event_times[0] for run in runs)
+    return sum(sum(run.event_sizes[1:]) for run in runs) / seconds if seconds > 0 else 0.0
+
+
+def speculation_of(runs: Sequence[RequestRun]) -> SpeculationStats:
+    """What became of all these requests' draft blocks together."""
+    each = [run.finish.speculation for run in runs if run.finish is not None]
+    assert len(each) == len(runs), "a request has not ended"
+    counts = [0] * max(len(stats.accept_counts) for stats in each)
+    for stats in each:
+        for accepted, rounds in enumerate(stats.accept_counts):
+            counts[accepted] += rounds
+    return SpeculationStats(tuple(counts), sum(stats.num_draft_tokens for stats in each))
+
+
+def accept_length(stats: SpeculationStats) -> float:
+    """Mean tokens a round, bonus included. Without rounds every pass says one token: 1."""
+    return stats.mean_accept_length if stats.num_rounds else 1.0
+
+
+def _speculation(stats: SpeculationStats) -> dict[str, float]:
+    drafted = stats.num_draft_tokens
+    return {
+        "accept_length": accept_length(stats),
+        "accept_rate_percent": 100 * stats.num_accepted / drafted if drafted else 0.0,
+        "drafts": stats.num_rounds,
+        "draft_tokens": drafted,
+        "accepted_tokens": stats.num_accepted,
+    }

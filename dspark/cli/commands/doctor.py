@@ -1,0 +1,170 @@
+"""Tell what this machine has, what is missing, and which paths the given settings would use.
+
+Without settings it looks at the machine alone. With them (--config FILE, or flags) it also loads
+the models, if they are on this machine, and reports what is then active and why."""
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from dspark.cli.startup import (
+    add_checking_flags,
+    configure_log,
+    resolved_engine_config,
+    running_engine,
+    settle,
+)
+from dspark.demo.target import cached_demo_target
+from engine.model_setup.memory_plan import size_text
+from engine.observability.start_report import Row, start_rows
+from engine.platform.cache_dir import default_cache_dir
+from engine.platform.host import (
+    affinity_cores,
+    available_cores,
+    available_memory_bytes,
+    cgroup_limits,
+    cpu_features,
+    cpu_name,
+    cxx_compiler,
+    find_cuda,
+    installed_version,
+    total_memory_bytes,
+)
+from server.settings.flags import add_settings_flags, settings_flags
+from server.settings.model_sources import DEMO_NAME
+from server.settings.names import ENV_PREFIX
+from server.settings.schema import Settings
+
+USAGE = "dspark doctor [--config FILE] [options]"
+
+_PACKAGES = {  # distribution: what for
+    "torch": "required",
+    "transformers": "required",
+    "gguf": "makes the demo target, once",
+    "accelerate": "makes the demo target, once",
+    "torchao": "quantised drafts",
+    "flashinfer-python": "attention over pages, CUDA only",
+}
+_FOR_DEMO = ("gguf", "accelerate")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--load", action="store_true", help="load the models even if a hub must be asked for them"
+    )
+    add_checking_flags(parser)
+    add_settings_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    settings = None
+    if _has_settings(args):
+        settings = settle(args)
+        if settings is None:
+            return 0
+    _print("machine", machine_rows())
+    _print("software", software_rows())
+    cache_dir = default_cache_dir(os.environ)
+    _print("demo target", demo_rows(cache_dir))
+    _print("missing", missing_rows(cache_dir, settings) or [("nothing", "")])
+    _print("with these settings", _active_rows(settings, load=args.load))
+    return 0
+
+
+def machine_rows() -> list[Row]:
+    limits, cuda = cgroup_limits(), find_cuda()
+    quota = f"a quota of {limits.cores:g}" if limits.cores is not None else "no quota"
+    total, available = total_memory_bytes(), available_memory_bytes()
+    return [
+        ("system", f"{platform.system()} {platform.release()}, {platform.machine()}"),
+        ("processor", f"{cpu_name()} ({', '.join(cpu_features()) or 'no known features'})"),
+        ("cores", f"{available_cores()} usable: {affinity_cores()} in the mask, {quota}"),
+        ("memory", f"{_size(available)} available of {_size(total)}"),
+        *(
+            ("accelerator", f"{name}, {_size(size)}")
+            for name, size in zip(cuda.device_names, cuda.memory_bytes, strict=True)
+        ),
+        *([("accelerator", f"none: {cuda.missing}")] if cuda.missing else []),
+    ]
+
+
+def software_rows() -> list[Row]:
+    python = f"{platform.python_version()} at {sys.executable}"
+    return [
+        ("python", python),
+        ("dspark-server", installed_version("dspark-server") or "not installed"),
+        *((name, _installed(name, purpose)) for name, purpose in _PACKAGES.items()),
+        ("C++ compiler", f"{cxx_compiler() or 'none found'} (native kernels for CPU)"),
+    ]
+
+
+def demo_rows(cache_dir: Path) -> list[Row]:
+    folder = cached_demo_target(cache_dir)
+    return [("cache", str(cache_dir)), ("folder", str(folder) if folder else "not made yet")]
+
+
+def missing_rows(cache_dir: Path, settings: Settings | None) -> list[Row]:
+    """What keeps the demo, or the given settings, from running, and what to do about it."""
+    rows = [
+        (name, "make setup")
+        for name, purpose in _PACKAGES.items()
+        if purpose == "required" and installed_version(name) is None
+    ]
+    wants_demo = settings is None or settings.model.path == DEMO_NAME
+    if wants_demo and cached_demo_target(cache_dir) is None:
+        absent = [name for name in _FOR_DEMO if installed_version(name) is None]
+        rows += [(name, "pip install -e '.[demo]'") for name in absent]
+        rows.append(("demo target", "dspark fetch (93 MB to download, 0.54 GB in the cache)"))
+    if settings is not None and settings.device.type == "cuda":
+        rows += [("CUDA", reason) for reason in [find_cuda().missing] if reason]
+    return rows
+
+
+def _active_rows(settings: Settings | None, *, load: bool) -> list[Row]:
+    if settings is None:
+        return [("not asked", "give --config FILE to see which paths it would use, and why")]
+    absent = [] if load else list(_not_at_hand(settings))
+    if absent:
+        return [
+            ("not loaded", f"{', '.join(absent)} is not on this machine; --load fetches it first")
+        ]
+    configure_log("warning")
+    with running_engine(resolved_engine_config(settings)) as engine:
+        return start_rows(engine.info.details)
+
+
+def _not_at_hand(settings: Settings) -> Iterator[str]:
+    """Models that would have to be fetched."""
+    names = [settings.model.path]
+    if settings.speculative.algorithm != "none":
+        names.append(str(settings.speculative.draft_model))
+    for name in names:
+        if name == DEMO_NAME:
+            if cached_demo_target(default_cache_dir(os.environ)) is None:
+                yield name
+        elif not Path(name).is_dir():
+            yield name
+
+
+def _has_settings(args: argparse.Namespace) -> bool:
+    has_variables = any(name.startswith(ENV_PREFIX) for name in os.environ)
+    return args.config is not None or bool(settings_flags(args)) or has_variables
+
+
+def _installed(name: str, purpose: str) -> str:
+    version = installed_version(name)
+    return f"{version} ({purpose})" if version else f"not installed ({purpose})"
+
+
+def _size(size: int | None) -> str:
+    return "an unknown amount" if size is None else size_text(size)
+
+
+def _print(title: str, rows: list[Row]) -> None:
+    print(title)
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"  {name:<{width}}  {value}".rstrip())

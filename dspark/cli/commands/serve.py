@@ -1,0 +1,201 @@
+"""Serve a model over HTTP until told to stop: native, OpenAI's and Anthropic's routes.
+
+SIGTERM or SIGINT lets running requests finish for server.shutdown_timeout_s seconds; a second one
+aborts them. `dspark serve MODEL` is short for `dspark serve --model.path MODEL`."""
+
+import argparse
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from dspark.cli.startup import (
+    add_checking_flags,
+    configure_log,
+    keys_of,
+    load_text,
+    resolved_engine_config,
+    running_engine,
+    settle,
+)
+from engine import EngineClient, EngineConfig
+from engine.platform.host import computing_now, load_average, why_too_busy
+from server.app import begin_draining, create_app
+from server.generation.generation_config import model_sampling
+from server.http.auth import KeyRing
+from server.http.graceful_server import GracefulServer
+from server.http.listener import Listener
+from server.http.request_records import RequestRecord
+from server.http.timeouts import TimeLimits
+from server.http.tls import Certificate, certificate_of
+from server.http.tracing import traces_to
+from server.options import ServerOptions
+from server.settings.engine_config import count_or_none
+from server.settings.flags import add_settings_flags
+from server.settings.model_sources import DEMO_PREFIX
+from server.settings.rendering import public_values
+from server.settings.schema import Settings
+from server.settings.sources import read_flag
+from server.text.tokenizer import TextCodec
+
+USAGE = "dspark serve [MODEL] [--config FILE] [options]"
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder or hub id of the target")
+    add_checking_flags(parser)
+    add_settings_flags(parser, are_listed=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    started = time.monotonic()
+    model = [read_flag("MODEL", "model.path", args.model)] if args.model else []
+    settings = settle(args, more=model)
+    if settings is None:
+        return 0
+    configure_log(settings.observability.log_level)
+    keys, certificate = keys_of(settings), certificate_of(settings)
+    with Listener(
+        host=settings.server.host,
+        port=settings.server.port,
+        scheme="https" if certificate else "http",
+    ) as listener:
+        warn_if_busy()
+        config = resolved_engine_config(settings)
+        text = load_text(settings, config)
+        with tracing(settings) as listeners, running_engine(config) as engine:
+            options = server_options(settings, config, keys=keys)
+            server = _web_server(
+                settings, engine, text, options, listeners, listener.url, started, certificate
+            )
+            listener.listen()
+            server.run(sockets=[listener.socket])
+            return 0 if server.started else 1
+
+
+def warn_if_busy() -> None:
+    """Say so when others compute here already: every step will be slow, and nobody knows why."""
+    reason = why_too_busy(
+        load=load_average(), computing=computing_now(), machine_cores=os.cpu_count() or 1
+    )
+    if reason is not None:
+        logger.warning("%s", reason)
+
+
+def server_options(settings: Settings, config: EngineConfig, *, keys: KeyRing) -> ServerOptions:
+    """What the HTTP service needs to know. Raises LoadError."""
+    server = settings.server
+    sampling = {}
+    if server.sampling_defaults == "model":
+        sampling = model_sampling(config.target, revision=config.target_revision)
+    return ServerOptions(
+        served_name=served_name(settings),
+        config=public_values(settings),
+        default_sampling=sampling,
+        default_max_tokens=count_or_none(server.default_max_tokens),
+        max_tokens_cap=count_or_none(server.max_tokens_cap),
+        keys=keys,
+        cors_origins=server.cors_origins,
+        max_body_bytes=server.max_body_bytes,
+        keepalive_s=server.keepalive_s,
+        limits=TimeLimits(settings.scheduler.queue_timeout_s, settings.scheduler.request_timeout_s),
+        log_requests=settings.observability.log_requests,
+        profile_dir=settings.observability.profile_dir,
+        ready_when_collapsed=settings.observability.ready_when_collapsed,
+        tool_parser=settings.model.tool_call_parser,
+        reasoning_parser=settings.model.reasoning_parser,
+        grammar_timeout_s=settings.server.grammar_timeout_s,
+        stall_s=settings.observability.stall_seconds,
+    )
+
+
+@contextmanager
+def tracing(settings: Settings) -> Iterator[list[Callable[[RequestRecord], None]]]:
+    """Who is shown the record of each request; what they hold back is sent at the end.
+
+    Raises SettingsError without the packages that traces need.
+    """
+    endpoint = settings.observability.otlp_endpoint
+    if endpoint is None:
+        yield []
+        return
+    traces = traces_to(endpoint, service_name=served_name(settings))
+    try:
+        yield [traces]
+    finally:
+        traces.close()
+
+
+def served_name(settings: Settings) -> str:
+    """The name in /v1/models: as set, else the hub id, else the folder's name."""
+    path = settings.model.path
+    if settings.model.served_name is not None:
+        return settings.model.served_name
+    if path.startswith(DEMO_PREFIX):
+        return path.removeprefix(DEMO_PREFIX)
+    return Path(path).resolve().name if Path(path).is_dir() else path
+
+
+def example(url: str, *, has_chat_template: bool, needs_key: bool) -> str:
+    """A line to paste into a shell that shows the server at work."""
+    route = "/v1/chat/completions" if has_chat_template else "/v1/completions"
+    body: dict[str, object] = {"prompt": _QUESTION}
+    if has_chat_template:
+        body = {"messages": [{"role": "user", "content": _QUESTION}]}
+    key = " -H 'authorization: Bearer KEY'" if needs_key else ""
+    data = json.dumps({**body, "max_tokens": 128, "stream": True})
+    return f"curl -N {url}{route}{key} -H 'content-type: application/json' -d '{data}'"
+
+
+_QUESTION = "Tom has 3 boxes of 12 pens and gives away 9 pens. How many are left?"
+
+
+def _web_server(
+    settings: Settings,
+    engine: EngineClient,
+    text: TextCodec,
+    options: ServerOptions,
+    listeners: Sequence[Callable[[RequestRecord], None]],
+    url: str,
+    started: float,
+    certificate: Certificate | None,
+) -> GracefulServer:
+    app = create_app(engine=engine, text=text, options=options, listeners=listeners)
+
+    def say_ready() -> None:
+        seconds = time.monotonic() - started
+        logger.info("serving %s on %s, ready in %.1f s", options.served_name, url, seconds)
+        if engine.info.block_size:
+            words = "speculating in blocks of %d draft tokens, anchor and bonus not counted"
+            logger.info(words, engine.info.block_size)
+        needs_key = options.keys.callers != ()
+        line = example(url, has_chat_template=text.has_chat_template, needs_key=needs_key)
+        logger.info("try it: %s", line)
+
+    async def drain() -> None:
+        await _drain(app, engine, settings.server.shutdown_timeout_s)
+
+    async def abandon() -> None:
+        logger.warning("told again: running requests are aborted: %d", await engine.abort(None))
+
+    return GracefulServer(
+        app, on_ready=say_ready, drain=drain, abandon=abandon, certificate=certificate
+    )
+
+
+async def _drain(app: FastAPI, engine: EngineClient, timeout_s: float) -> None:
+    begin_draining(app)
+    logger.info(
+        "draining: running requests may finish for %g s; a second signal aborts them", timeout_s
+    )
+    if await engine.drain(timeout_s):
+        logger.info("drained: no request is running")
+    else:
+        logger.warning("time is up: the remaining requests are aborted")

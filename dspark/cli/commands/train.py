@@ -1,0 +1,145 @@
+"""Make a draft for a target: answers, hidden states, steps, export. A killed run goes on.
+
+The target answers the prompts itself, the draft learns from its hidden states, and the result is a
+folder that `speculative.draft_model` takes. The same command in the same output folder continues
+where it was stopped. See docs/training.md."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dspark.bench.workloads.prompts import Prompt, PromptFileError, spread
+from dspark.cli.measuring import encode, quiet_libraries
+from dspark.cli.progress import TerminalProgress
+from dspark.cli.startup import codec_of, configure_log
+from dspark.demo.target import ensure_demo_target
+from dspark.training.data.prompts import (
+    TrainingPrompt,
+    is_held_out,
+    prompt_key,
+    read_training_prompts,
+    write_prompts,
+)
+from dspark.training.run.own_prompt_texts import own_prompts, user_turn_of
+from dspark.training.settings.begun_training import (
+    begin,
+    decisive_settings,
+    refuse_another_training,
+)
+from dspark.training.settings.loading import (
+    load_training_settings,
+    to_training_config,
+)
+from dspark.training.settings.schema import TrainingSettings
+from engine.platform.cache_dir import default_cache_dir
+from server.settings.model_sources import DEMO_NAME
+from server.settings.schema import SettingsError
+from server.text.tokenizer import TextCodec
+
+USAGE = "dspark train --config FILE [--set NAME=VALUE ...]"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", required=True, help="YAML file, see docs/training.md"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any setting of the file, by its dotted name",
+    )
+    parser.add_argument("--check", action="store_true", help="validate the settings and exit")
+
+
+def run(args: argparse.Namespace) -> int:
+    settings = load_training_settings(args.config, more=args.set)
+    prompts = chosen_prompts(settings)
+    if args.check:
+        asked = decisive_settings(settings, prompts, chat_template=None)
+        refuse_another_training(Path(settings.output), asked)
+        num_own = settings.own_prompts.count
+        more = f", {num_own} own" if num_own else ""
+        print(f"the settings are valid; {len(prompts)} prompts{more}")
+        return 0
+    configure_log("info")
+    with TerminalProgress(stream=sys.stderr, tells_tenths=True) as progress:
+        target = settings.model.path
+        if target == DEMO_NAME:
+            cache_dir = default_cache_dir(os.environ)
+            target = str(ensure_demo_target(cache_dir=cache_dir, progress=progress))
+        model = settings.model
+        codec = codec_of(
+            target,
+            revision=model.revision,
+            trust_remote_code=model.trust_remote_code,
+            chat_template=model.chat_template,
+        )
+        output = Path(settings.output)
+        asked = decisive_settings(settings, prompts, chat_template=codec.chat_template)
+        refuse_another_training(output, asked)
+        config = to_training_config(settings, target=target)
+        own = config.own_prompts
+        turn = user_turn_of(codec) if own.count else None
+        encoded = in_tokens(settings, codec, prompts)
+        output.mkdir(parents=True, exist_ok=True)
+        begin(output, asked)
+        quiet_libraries()
+
+        from dspark.training.run.pipeline import Training  # heavy: loads torch
+
+        training = Training(config, progress=progress)
+        if turn is not None:
+            written = own_prompts(
+                training, codec, turn, own, folder=output, others=prompts, progress=progress
+            )
+            prompts += written
+            encoded += in_tokens(settings, codec, written)
+        held_out = [p for p, found in zip(prompts, encoded, strict=True) if found.is_held_out]
+        write_prompts(output / "held-out-prompts.jsonl", held_out)
+        outcome = training.run(encoded)
+    learned = outcome.learned
+    if outcome.lengths is not None:
+        print("\n".join(outcome.lengths.lines()))
+    print(f"steps={learned.num_steps} exported_step={learned.exported_step} draft={outcome.folder}")
+    return 0
+
+
+def chosen_prompts(settings: TrainingSettings) -> tuple[Prompt, ...]:
+    """The prompts of the files, as many as are wanted. Raises SettingsError."""
+    data = settings.data
+    if not data.prompts:
+        return ()
+    try:
+        found = read_training_prompts(
+            [Path(file) for file in data.prompts],
+            skips_malformed=data.malformed_lines == "skip",
+        )
+    except (PromptFileError, OSError) as error:
+        hint = " (data.malformed_lines: skip leaves such lines out)"
+        is_line = isinstance(error, PromptFileError) and "found no prompt" not in str(error)
+        raise SettingsError(f"data.prompts: {error}{hint if is_line else ''}") from None
+    for complaint in found.complaints:
+        print(f"skipped: {complaint}", file=sys.stderr)
+    if found.num_repeated:
+        print(f"skipped: {found.num_repeated} repeated prompts", file=sys.stderr)
+    prompts = tuple(found.by_key.values())
+    if not prompts:
+        raise SettingsError("data.prompts: found no prompt that can be used; accepted: at least 1")
+    return spread(prompts, min(data.max_prompts or len(prompts), len(prompts)))
+
+
+def in_tokens(
+    settings: TrainingSettings, codec: TextCodec, prompts: Sequence[Prompt]
+) -> list[TrainingPrompt]:
+    """As the server would ask them. Raises SettingsError."""
+    keys = [prompt_key(prompt) for prompt in prompts]
+    return [
+        TrainingPrompt(
+            key, found.category, found.token_ids, is_held_out(key, share=settings.data.held_out)
+        )
+        for key, found in zip(keys, encode(codec, prompts), strict=True)
+    ]

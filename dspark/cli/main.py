@@ -1,0 +1,133 @@
+"""`dspark COMMAND ...`: picks the command, and tells every foreseen failure in a line of its own.
+
+Exit codes: 0 all went well, 1 it could not be done, 2 it was asked for in a way that cannot be
+served, 130 interrupted, 143 terminated.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from dspark.cli.commands import COMMANDS, Command
+from engine import EngineError
+from engine.errors import os_error_text
+from engine.platform.host import installed_version
+from engine.platform.openmp import wait_shortly
+from server.settings.flags import Parser
+from server.settings.names import did_you_mean
+from server.settings.schema import SettingsError
+
+_INTERRUPTED = 128 + signal.SIGINT
+_TERMINATED = 128 + signal.SIGTERM
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (that of the process by default); its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    wait_shortly()
+    try:
+        with _terminated_as_an_exception():
+            return _run(words)
+    except SettingsError as error:
+        return _fail(error.lines, 2)
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        _forget_output()
+        return 1
+    except EngineError as error:
+        return _fail([str(error)], 1)
+    except OSError as error:
+        return _fail([os_error_text(error)], 1)
+    except KeyboardInterrupt:
+        print("dspark: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def find_command(words: Sequence[str]) -> Command:
+    """The command that a line begins with: `bench serve` before `bench`. Raises SettingsError."""
+    for count in (2, 1):
+        name = " ".join(words[:count])
+        found = next((command for command in COMMANDS if command.name == name), None)
+        if found is not None:
+            return found
+    names = [command.name for command in COMMANDS]
+    known = [*names, "--help", "--version"]
+    near = did_you_mean(words[0], known, otherwise=", ".join(names))
+    raise SettingsError(f"unknown command {words[0]}{near}")
+
+
+def command_parser(command: Command) -> Parser:
+    """The parser of one command, with its help."""
+    module = command.load()
+    parser = Parser(prog=f"dspark {command.name}", usage=module.USAGE, description=module.__doc__)
+    module.add_arguments(parser)
+    return parser
+
+
+def overview() -> str:
+    """What `dspark --help` prints."""
+    width = max(len(command.name) for command in COMMANDS)
+    commands = [f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS]
+    return "\n".join(
+        [
+            "usage: dspark COMMAND [options]",
+            "",
+            "Serve a Hugging Face model, made faster by a DSpark draft.",
+            "",
+            "commands:",
+            *commands,
+            "",
+            "`dspark COMMAND --help` explains one; `dspark --version` tells the version.",
+        ]
+    )
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(installed_version("dspark-server") or "unknown (dspark-server is not installed)")
+        return 0
+    command = find_command(words)
+    rest = words[len(command.name.split()) :]
+    try:
+        args: argparse.Namespace = command_parser(command).parse_strictly(rest)
+    except SystemExit as done:  # argparse has printed the help
+        return int(done.code or 0)
+    return command.load().run(args)
+
+
+def _fail(complaints: Sequence[str], code: int) -> int:
+    for complaint in complaints:
+        said = " ".join(complaint.split())
+        # A complaint about a command's own line names the command.
+        print(said if said.startswith("dspark ") else f"dspark: {said}", file=sys.stderr)
+    return code
+
+
+def _forget_output() -> None:
+    """What is still to be written goes nowhere, so that the flush at exit does not fail again."""
+    with suppress(OSError), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+@contextmanager
+def _terminated_as_an_exception() -> Iterator[None]:
+    """SIGTERM unwinds the stack like an interrupt does, so that children and folders go too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _raise_exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _raise_exit(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(_TERMINATED)

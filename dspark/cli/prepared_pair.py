@@ -1,0 +1,72 @@
+"""What the commands that measure a pair do first: flags, checks, and prompts as token ids."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dspark.bench.workloads.prompts import EncodedPrompt, Prompt
+from dspark.cli.measuring import check_concurrency, check_output, encode, quiet_libraries
+from dspark.cli.number_flags import add_temperature_flag, an_integer
+from dspark.cli.startup import (
+    add_checking_flags,
+    configure_log,
+    load_text,
+    resolved_engine_config,
+    settle,
+)
+from engine import EngineConfig
+from server.settings.flags import add_settings_flags
+from server.settings.schema import Settings, SettingsError
+from server.text.tokenizer import TextCodec
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A pair that can be loaded, and what it will be asked."""
+
+    config: EngineConfig
+    text: TextCodec
+    encoded: tuple[EncodedPrompt, ...]
+
+
+def add_pair_flags(parser: argparse.ArgumentParser) -> None:
+    """--check, --print-config, and every setting."""
+    add_checking_flags(parser)
+    add_settings_flags(parser)
+
+
+def add_temperature_flags(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """--temperature and --seed."""
+    add_temperature_flag(parser, meaning)
+    add_seed_flag(parser)
+
+
+def add_seed_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--seed", type=an_integer, default=0, metavar="N", help="of sampling; default 0"
+    )
+
+
+def checked_settings(args: argparse.Namespace) -> Settings | None:
+    """As `settle`, and the arguments of every measuring command hold. Raises SettingsError."""
+    settings = settle(args)
+    if settings is not None:
+        check_concurrency(args, settings)
+        check_output(args.output)
+    return settings
+
+
+def require_draft(settings: Settings, *, purpose: str) -> None:
+    """Raises SettingsError where there is none."""
+    if settings.speculative.algorithm == "none":
+        raise SettingsError(f"speculative.algorithm: found none; accepted: a draft to {purpose}")
+
+
+def prepare(settings: Settings, prompts: Sequence[Prompt]) -> Prepared:
+    """Quiet the log, find the target, encode the prompts. Raises SettingsError or LoadError."""
+    configure_log("warning")
+    config = resolved_engine_config(settings)
+    text = load_text(settings, config)
+    encoded = encode(text, prompts)
+    quiet_libraries()
+    return Prepared(config, text, encoded)

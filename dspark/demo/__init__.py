@@ -1,0 +1,1 @@
+"""Downloads and converts the demo target model, once, into the cache folder."""

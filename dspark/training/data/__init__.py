@@ -1,0 +1,1 @@
+"""Prepares training data: prompts, answers of the target, and its hidden states."""

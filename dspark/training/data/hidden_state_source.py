@@ -1,0 +1,124 @@
+"""Where hidden states come from: kept while answering, read in a second pass, or at each visit."""
+
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from dspark.demo.source import Progress
+from dspark.training.config import FeaturesConfig
+from dspark.training.data.examples import Examples, OnlineExamples, TokenSequence
+from dspark.training.data.feature_store import FeatureStore
+from dspark.training.data.features import CachedExamples, cache_bytes
+from dspark.training.data.hidden_states import HiddenReader
+from dspark.training.data.state_recorder import Normalise, StateKeeper, final_norm_of
+from engine.errors import LoadError
+from engine.loading.target import LoadedTarget, by_transformers_alone
+from engine.model_setup.memory_plan import GIB, size_text
+
+logger = logging.getLogger(__name__)
+
+
+class HiddenStateSource:
+    """The target's hidden states over the sequences of one training, each computed once if room."""
+
+    def __init__(
+        self,
+        *,
+        target: LoadedTarget,
+        fingerprint: str,
+        tap_layers: tuple[int, ...],
+        config: FeaturesConfig,
+        folder: Path,
+        device: torch.device,
+    ) -> None:
+        """Raises LoadError for a target whose logits are more than a head times a state."""
+        self._target = target
+        self._tap_layers = tap_layers
+        self._config = config
+        self._device = device
+        self._reader = HiddenReader(target=target, tap_layers=tap_layers, device=device)
+        with by_transformers_alone(target.model, "sdpa"):
+            self._reader.refuse_other_heads()
+        self._store: FeatureStore | None = None
+        if config.mode != "online":
+            self._store = FeatureStore(
+                folder=folder,
+                identity=f"{fingerprint} {tap_layers}",
+                budget_bytes=int(config.disk_budget_gib * GIB),
+            )
+
+    @property
+    def engine_taps(self) -> tuple[int, ...]:
+        """What an engine with a keeper must hand over."""
+        return (*self._tap_layers, self._target.num_layers - 1)
+
+    def keeper(self, *, min_answer_tokens: int) -> StateKeeper | None:
+        """For an engine that answers without drafts; None where states cannot be kept."""
+        if self._store is None:
+            return None
+        norm = final_norm_of(self._target, device=self._device)
+        if norm is None:
+            return None
+        return StateKeeper(
+            store=self._store,
+            final_norm=norm,
+            hidden_size=self._target.hidden_size,
+            normalise=None if self._target.dtype == torch.float32 else self._normalise(),
+            min_answer_tokens=min_answer_tokens,
+        )
+
+    def flush(self) -> None:
+        """What a keeper has put aside is on the disk. Raises OSError when that is full."""
+        if self._store is not None:
+            self._store.flush()
+
+    def examples(
+        self, train: Sequence[TokenSequence], held_out: Sequence[TokenSequence], progress: Progress
+    ) -> tuple[Examples, Examples]:
+        """Of both sides; what is missing is computed here, as far as the disk budget goes.
+
+        Used within `by_transformers_alone`. Raises LoadError when all must fit and does not.
+        """
+        if self._store is None:
+            return (
+                OnlineExamples(sequences=train, compute=self._reader),
+                OnlineExamples(sequences=held_out, compute=self._reader),
+            )
+        everything = [*train, *held_out]
+        size = cache_bytes(
+            everything,
+            aux_size=len(self._tap_layers) * self._target.hidden_size,
+            hidden_size=self._target.hidden_size,
+        )
+        budget = self._config.disk_budget_gib
+        if self._config.mode == "cached" and size > budget * GIB:
+            enough = math.ceil(1000 * size / GIB) / 1000
+            raise LoadError(
+                f"features.disk_budget_gib: found {budget:g}; accepted: at least {enough:g} for "
+                "these sequences, or features.mode auto or online"
+            )
+        self._store.forget_all_but(everything)
+        whole = self._cached(everything)
+        num_missing = whole.num_missing
+        if num_missing:
+            label = f"hidden states, {num_missing} missing, {size_text(size)} in all"
+            progress.start(label, total=num_missing)
+            num_missing -= whole.fill(progress.update)
+        if num_missing:
+            logger.info(
+                "hidden states of %d sequences are over the budget of %g GiB: they are computed at "
+                "each visit",
+                num_missing,
+                budget,
+            )
+        return self._cached(train), self._cached(held_out)
+
+    def _cached(self, sequences: Sequence[TokenSequence]) -> CachedExamples:
+        assert self._store is not None
+        return CachedExamples(sequences=sequences, store=self._store, compute=self._reader)
+
+    def _normalise(self) -> Normalise:
+        return lambda final, start: self._reader.log_normaliser(final.to(self._device), start=start)

@@ -1,0 +1,1 @@
+"""Defines the trainable draft: initial weights, forward pass, losses, export."""

@@ -1,0 +1,117 @@
+"""Anchors, and the blocks that a draft would have to guess after them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dspark.training.data.examples import Example
+
+
+def draw_anchors(
+    is_answer: Bool[Tensor, "T"], *, count: int, generator: torch.Generator
+) -> Int[Tensor, "B"]:
+    """Up to `count` positions, ascending, each an answer's token with another one after it.
+
+    Drawn without replacement and uniformly; a draft is asked for tokens of answers alone.
+    """
+    candidates = (is_answer[:-1] & is_answer[1:]).nonzero().squeeze(-1)
+    drawn = torch.randperm(len(candidates), generator=generator)[:count]
+    return candidates[drawn].sort().values
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What K tokens stand after each of B anchors of one sequence, and which of them count."""
+
+    ids: Int[Tensor, "B K"]  # 0 where nothing counts
+    is_valid: Bool[Tensor, "B K"]  # a prefix of every row
+
+    @classmethod
+    def after(
+        cls,
+        token_ids: Int[Tensor, "T"],
+        is_answer: Bool[Tensor, "T"],
+        anchors: Int[Tensor, "B"],
+        *,
+        block_size: int,
+    ) -> "Labels":
+        """A slot counts while it and all before it lie in the sequence and in its answer."""
+        places = anchors[:, None] + torch.arange(1, block_size + 1)  # (B, K)
+        inside = places.clamp(max=len(token_ids) - 1)
+        is_good = (places < len(token_ids)) & is_answer[inside]
+        is_valid = is_good.long().cumprod(dim=1).bool()
+        return cls(torch.where(is_valid, token_ids[inside], 0), is_valid)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Some sequences in one row, and the blocks of all of them: what goes through at once.
+
+    context   t t t t t t | u u u u         T tokens of all sequences, owner 0 | owner 1
+    blocks    [a m m] [a m m] | [a m m]     B blocks of K slots, each of one owner
+    """
+
+    taps: Float[Tensor, "T A"]
+    context_positions: Int[Tensor, "T"]
+    context_owners: Int[Tensor, "T"]
+    anchor_ids: Int[Tensor, "B"]
+    anchor_positions: Int[Tensor, "B"]
+    block_owners: Int[Tensor, "B"]
+    labels: Labels
+    target_hidden: Float[Tensor, "B K E"]  # from which the target says each label
+    log_normaliser: Float[Tensor, "B K"]  # of the target's logits there
+
+    @classmethod
+    def of(
+        cls, examples: Sequence[Example], anchors: Sequence[Tensor], *, block_size: int
+    ) -> "MicroBatch":
+        """Blocks after the given anchors of each sequence, in order."""
+        labels = [
+            Labels.after(e.token_ids, e.is_answer, a, block_size=block_size)
+            for e, a in zip(examples, anchors, strict=True)
+        ]
+        lengths = [len(e.token_ids) for e in examples]
+        counts = [len(a) for a in anchors]
+        owners = torch.arange(len(examples))
+        places = [
+            _said_from(a, block_size=block_size, length=n)
+            for a, n in zip(anchors, lengths, strict=True)
+        ]
+        return cls(
+            taps=torch.cat([e.hidden.taps for e in examples]),
+            context_positions=torch.cat([torch.arange(n) for n in lengths]),
+            context_owners=owners.repeat_interleave(torch.tensor(lengths)),
+            anchor_ids=torch.cat([e.token_ids[a] for e, a in zip(examples, anchors, strict=True)]),
+            anchor_positions=torch.cat(list(anchors)),
+            block_owners=owners.repeat_interleave(torch.tensor(counts)),
+            labels=Labels(
+                torch.cat([x.ids for x in labels]), torch.cat([x.is_valid for x in labels])
+            ),
+            target_hidden=torch.cat(
+                [e.hidden.final[at] for e, at in zip(examples, places, strict=True)]
+            ),
+            log_normaliser=torch.cat(
+                [e.hidden.log_normaliser[at] for e, at in zip(examples, places, strict=True)]
+            ),
+        )
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        return MicroBatch(
+            taps=self.taps.to(device),
+            context_positions=self.context_positions.to(device),
+            context_owners=self.context_owners.to(device),
+            anchor_ids=self.anchor_ids.to(device),
+            anchor_positions=self.anchor_positions.to(device),
+            block_owners=self.block_owners.to(device),
+            labels=Labels(self.labels.ids.to(device), self.labels.is_valid.to(device)),
+            target_hidden=self.target_hidden.to(device),
+            log_normaliser=self.log_normaliser.to(device),
+        )
+
+
+def _said_from(anchors: Int[Tensor, "B"], *, block_size: int, length: int) -> Int[Tensor, "B K"]:
+    """Where the target says each label: one position before it."""
+    return (anchors[:, None] + torch.arange(block_size)).clamp(max=length - 1)

@@ -1,0 +1,127 @@
+"""The draft's shape: what is asked for, and the target's own where nothing is."""
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from draft import DraftLoadError, DSparkConfig, LayerConfig
+from draft.config import check_taps
+from dspark.training.config import DesignConfig
+from dspark.training.model.initialising import TargetWeights
+from engine.errors import LoadError
+from engine.loading.target import LoadedTarget
+
+_ROPE_THETA = 10_000.0
+
+
+def design_draft(design: DesignConfig, target: LoadedTarget, *, mask_token_id: int) -> DSparkConfig:
+    """The canonical config of a draft to be trained. Raises LoadError for what cannot be built."""
+    theirs: Any = target.model.config.get_text_config()  # type: ignore[union-attr,operator]
+    num_heads: int = design.num_heads or theirs.num_attention_heads
+    head_dim = design.head_dim or getattr(theirs, "head_dim", None)
+    head_dim = head_dim or target.hidden_size // theirs.num_attention_heads
+    num_kv_heads: int = design.num_kv_heads or theirs.num_key_value_heads or num_heads
+    if num_heads % num_kv_heads:
+        raise LoadError(
+            f"design.num_kv_heads: found {num_kv_heads}; accepted: a divisor of {num_heads} heads"
+        )
+    if head_dim % 2:
+        raise LoadError(f"design.head_dim: found {head_dim}; accepted: an even number")
+    markov_kind = None if design.markov_head == "none" else design.markov_head
+    return DSparkConfig(
+        hidden_size=target.hidden_size,
+        intermediate_size=design.intermediate_size or theirs.intermediate_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=design.draft_vocab_size,
+        rms_norm_eps=getattr(theirs, "rms_norm_eps", 1e-6),
+        attention_bias=False,
+        layers=(LayerConfig(rope_theta=design.rope_theta or _rope_theta(theirs)),)
+        * design.num_layers,
+        block_size=design.block_size,
+        mask_token_id=mask_token_id,
+        tap_layers=choose_taps(design, num_layers=target.num_layers),
+        markov_kind=markov_kind,
+        markov_rank=design.markov_rank if markov_kind is not None else 0,
+        has_confidence_head=design.confidence_head,
+        confidence_with_markov=design.confidence_head and markov_kind is not None,
+    )
+
+
+def choose_taps(design: DesignConfig, *, num_layers: int) -> tuple[int, ...]:
+    """Those asked for, or as many as asked for, evenly from layer 1 to the third from the end.
+
+    Raises LoadError for taps that cannot be had, or a target without enough layers.
+    """
+    count, last = design.num_taps, num_layers - 3
+    if design.tap_layers is not None:
+        taps = design.tap_layers
+    elif count == 1:
+        taps = (min(num_layers // 2, num_layers - 2),)
+    else:
+        taps = tuple(round(1 + i * (last - 1) / (count - 1)) for i in range(count))
+    try:
+        check_taps("tap_layers", taps, num_layers=num_layers)
+    except DraftLoadError as error:
+        raise LoadError(
+            f"design.num_taps: {count} taps do not fit a target of {num_layers} layers: {error}"
+            if design.tap_layers is None
+            else f"design.tap_layers: {error}"
+        ) from error
+    return taps
+
+
+def unused_token_id(sequences: Iterable[tuple[int, ...]], *, vocab_size: int) -> int:
+    """The last id that no text holds, to stand for a mask. Raises LoadError when all are used."""
+    used = set().union(*sequences)
+    for token_id in reversed(range(vocab_size)):
+        if token_id not in used:
+            return token_id
+    raise LoadError(
+        "design.mask_token_id: every token occurs in the training texts; accepted: an id to be "
+        f"used as the mask, 0 to {vocab_size - 1}"
+    )
+
+
+def frequent_words(
+    answers: Iterable[tuple[int, ...]], *, size: int, always: Iterable[int], vocab_size: int
+) -> Int[Tensor, "Vd"]:
+    """The `size` tokens that answers hold most often, `always` among them, in ascending order.
+
+    Raises LoadError when the vocabulary has not so many, or `always` alone is more.
+    """
+    required = sorted(set(always))
+    if not len(required) <= size <= vocab_size:
+        raise LoadError(
+            f"design.draft_vocab_size: found {size}; accepted: {max(1, len(required))} to "
+            f"{vocab_size}"
+        )
+    counts = Counter(chain.from_iterable(answers))
+    by_count = sorted(range(vocab_size), key=lambda token_id: -counts[token_id])
+    chosen = dict.fromkeys([*required, *by_count])
+    return torch.tensor(sorted(islice(chosen, size)))
+
+
+def last_layers(target: LoadedTarget, count: int) -> TargetWeights:
+    """What a draft of `count` layers can begin with."""
+    layers = list(target.parts.layers)[-count:]
+    norm = getattr(target.model.get_decoder(), "norm", None)  # type: ignore[operator]
+    weight = getattr(norm, "weight", None)
+    return TargetWeights(
+        layers=[layer.state_dict() for layer in layers],
+        final_norm=weight.detach() if isinstance(weight, torch.Tensor) else None,
+    )
+
+
+def _rope_theta(config: Any) -> float:
+    rope = getattr(config, "rope_parameters", None) or {}
+    nested = rope.get("full_attention")
+    found = (nested or rope).get("rope_theta") if isinstance(rope, dict) else None
+    return float(found or getattr(config, "rope_theta", None) or _ROPE_THETA)

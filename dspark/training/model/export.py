@@ -1,0 +1,86 @@
+"""A trained network as a checkpoint folder in DeepSpec's format."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from draft.atomic_write import whole_file, write_text
+from draft.config import DSparkConfig
+from draft.network.network import DSparkNetwork
+
+_LENT = ("embed_tokens.weight", "lm_head.weight")  # the target's own, aliased at load
+
+
+def export_draft(
+    network: DSparkNetwork, folder: Path, *, more: Mapping[str, object], num_target_layers: int
+) -> None:
+    """Write model.safetensors in bfloat16, without embedding and head, and config.json.
+
+    `more` goes into config.json beside what the reader needs. Raises OSError, leaving what was
+    there before.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, tensor in network.state_dict().items()
+        if name not in _LENT
+    }
+    if network.vocabulary is not None:
+        tensors |= _vocabulary_maps(network.vocabulary.target_ids, network.config.vocab_size)
+    config = native_config(network.config, num_target_layers=num_target_layers)
+    try:
+        with whole_file(folder / "model.safetensors") as partial:
+            save_file(tensors, partial, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{folder / 'model.safetensors'} cannot be written: {error}") from error
+    write_text(folder / "config.json", json.dumps({**config, **more}, indent=2, sort_keys=True))
+
+
+def _vocabulary_maps(target_ids: Int[Tensor, "Vd"], vocab_size: int) -> dict[str, Tensor]:
+    """d2t, offsets from draft ids to target ids, and t2d, a mask of the target's vocabulary."""
+    words = target_ids.to("cpu")
+    mask = torch.zeros(vocab_size, dtype=torch.bool)
+    mask[words] = True
+    return {"d2t": words - torch.arange(len(words)), "t2d": mask}
+
+
+def native_config(config: DSparkConfig, *, num_target_layers: int) -> dict[str, object]:
+    """config.json of a draft whose layers all attend to the whole past."""
+    thetas = {layer.rope_theta for layer in config.layers}
+    assert len(thetas) == 1, f"layers differ in rope_theta: {sorted(thetas)}"
+    assert not any(layer.sliding_window for layer in config.layers), "sliding windows"
+    own = {} if config.draft_vocab_size is None else {"draft_vocab_size": config.draft_vocab_size}
+    return own | {
+        "architectures": ["Qwen3DSparkModel"],
+        "model_type": "qwen3",
+        "attention_bias": config.attention_bias,
+        "block_size": config.block_size,
+        "confidence_head_with_markov": config.confidence_with_markov,
+        "dtype": "bfloat16",
+        "enable_confidence_head": config.has_confidence_head,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "layer_types": ["full_attention"] * config.num_layers,
+        "markov_head_type": config.markov_kind or "vanilla",
+        "markov_rank": config.markov_rank,
+        "mask_token_id": config.mask_token_id,
+        "num_attention_heads": config.num_heads,
+        "num_hidden_layers": config.num_layers,
+        "num_key_value_heads": config.num_kv_heads,
+        "num_target_layers": num_target_layers,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_parameters": {"rope_theta": thetas.pop(), "rope_type": "default"},
+        "sliding_window": None,
+        "target_layer_ids": list(config.tap_layers),
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "vocab_size": config.vocab_size,
+    }

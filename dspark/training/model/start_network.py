@@ -1,0 +1,141 @@
+"""The network that a training begins with: new, or an existing draft's."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from draft import DraftLoadError, DSparkConfig, DSparkNetwork, TargetFacts, load_network
+from draft import read_config as read_draft_config
+from dspark.training.config import TrainingConfig
+from dspark.training.data.examples import TokenSequence
+from dspark.training.model.design import (
+    choose_taps,
+    design_draft,
+    frequent_words,
+    last_layers,
+    unused_token_id,
+)
+from dspark.training.model.initialising import make_trainable, new_network, with_words
+from engine.errors import LoadError
+from engine.loading.target import LoadedTarget
+
+logger = logging.getLogger(__name__)
+
+
+def tap_layers_of(config: TrainingConfig, target: LoadedTarget) -> tuple[int, ...]:
+    """What the draft will read, known before there is a draft. Raises LoadError."""
+    if config.learning.start != "draft":
+        return choose_taps(config.design, num_layers=target.num_layers)
+    try:
+        return _existing_design(config, target).tap_layers
+    except DraftLoadError as error:
+        raise LoadError(f"training.start_draft: {error}") from error
+
+
+def begin_network(
+    config: TrainingConfig,
+    target: LoadedTarget,
+    sequences: Sequence[TokenSequence],
+    *,
+    seed: int,
+    device: torch.device,
+) -> DSparkNetwork:
+    """Ready to be trained. sequences: all of them, for the words and the mask token.
+
+    Raises LoadError for a design that cannot be built, or a draft that cannot be trained further.
+    """
+    embedding = target.parts.embedding.get_parameter("weight").float()
+    head = target.parts.lm_head.get_parameter("weight").float()
+    size = config.design.draft_vocab_size
+    words = None if size is None else _words(target, sequences, size)
+    if config.learning.start == "draft":
+        return _existing(config, target, embedding, head, words=words, device=device)
+    mask = config.design.mask_token_id
+    if mask is None:
+        texts = (sequence.token_ids for sequence in sequences)
+        mask = unused_token_id(texts, vocab_size=target.vocab_size)
+    if mask >= target.vocab_size:
+        raise LoadError(
+            f"design.mask_token_id: found {mask}; accepted: 0 to {target.vocab_size - 1}"
+        )
+    design = design_draft(config.design, target, mask_token_id=mask)
+    like_target = config.learning.start == "target"
+    return new_network(
+        design,
+        embedding=embedding,
+        lm_head=head,
+        start=last_layers(target, design.num_layers) if like_target else None,
+        max_positions=config.max_tokens,
+        seed=seed,
+        device=device,
+        words=words,
+    )
+
+
+def _words(
+    target: LoadedTarget, sequences: Sequence[TokenSequence], size: int
+) -> Int[Tensor, "Vd"]:
+    """Of a reduced vocabulary: what the target says, and every way in which it ends."""
+    answers = [sequence.token_ids[sequence.num_prompt_tokens :] for sequence in sequences]
+    words = frequent_words(answers, size=size, always=target.eos_ids, vocab_size=target.vocab_size)
+    known, said = set(words.tolist()), sum(map(len, answers))
+    covered = sum(token_id in known for answer in answers for token_id in answer)
+    logger.info("draft vocabulary: %d tokens, %.2f %% of answers", size, 100 * covered / said)
+    return words
+
+
+def _existing(
+    config: TrainingConfig,
+    target: LoadedTarget,
+    embedding: Float[Tensor, "V E"],
+    head: Float[Tensor, "V E"],
+    *,
+    words: Int[Tensor, "Vd"] | None,
+    device: torch.device,
+) -> DSparkNetwork:
+    """The draft in training.start_draft, its vocabulary cut down to `words` if given."""
+    assert config.learning.start_draft is not None
+    try:
+        design = _existing_design(config, target)
+        network = load_network(
+            Path(config.learning.start_draft),
+            design,
+            embedding=embedding,
+            lm_head=head,
+            dtype=torch.float32,
+            device=device,
+            max_positions=config.max_tokens,
+        )
+    except DraftLoadError as error:
+        raise LoadError(f"training.start_draft: {error}") from error
+    if words is None:
+        return make_trainable(network)
+    if design.draft_vocab_size is not None:
+        raise LoadError(
+            f"design.draft_vocab_size: found {len(words)}, but training.start_draft has a "
+            f"vocabulary of its own, of {design.draft_vocab_size}; accepted: null"
+        )
+    return make_trainable(with_words(network, words, max_positions=config.max_tokens))
+
+
+def _existing_design(config: TrainingConfig, target: LoadedTarget) -> DSparkConfig:
+    """Of the draft in training.start_draft. Raises DraftLoadError."""
+    assert config.learning.start_draft is not None
+    facts = TargetFacts(target.hidden_size, target.num_layers, target.vocab_size)
+    design = read_draft_config(Path(config.learning.start_draft), target=facts)
+    _refuse_untrainable(design)
+    return design
+
+
+def _refuse_untrainable(config: DSparkConfig) -> None:
+    """Only drafts of the kind that is exported here can be trained further."""
+    if not config.sample_from_anchor:
+        wanted = "true, for a draft that samples from its anchor"
+        raise DraftLoadError("sample_from_anchor", found=False, accepted=wanted)
+    if len(set(config.layers)) > 1 or config.layers[0].sliding_window or config.layers[0].causal:
+        accepted = "layers that all attend to the whole past"
+        raise DraftLoadError("layer_types", found="several kinds", accepted=accepted)

@@ -1,0 +1,1 @@
+"""Runs a training: pipeline, optimisation loop, checkpoints, journal, model card."""

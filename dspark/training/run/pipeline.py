@@ -1,0 +1,335 @@
+"""The door for the command line: answers, hidden states, steps, export, evaluation, in order."""
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from draft import DSparkConfig, DSparkNetwork
+from draft.atomic_write import write_text
+from dspark.bench.draft_quality.accept_lengths import AcceptLengths, measure_accept_lengths
+from dspark.bench.workloads.prompts import EncodedPrompt
+from dspark.bench.workloads.trial import Workload
+from dspark.demo.source import Progress
+from dspark.training.config import TrainingConfig
+from dspark.training.data.answers import AnswerFile, Variant, count_missing, generate_answers
+from dspark.training.data.examples import Examples, TokenSequence
+from dspark.training.data.hidden_state_source import HiddenStateSource
+from dspark.training.data.own_prompts import UserTurn
+from dspark.training.data.prompts import TrainingPrompt
+from dspark.training.data.turns import TurnWriter
+from dspark.training.errors import TrainingError
+from dspark.training.model.compiling import compile_guesses
+from dspark.training.model.export import export_draft
+from dspark.training.model.forward import GuessBlocks, guess_blocks
+from dspark.training.model.start_network import begin_network, tap_layers_of
+from dspark.training.run.model_card import TrainingData, model_card
+from dspark.training.run.recipe import Recipe
+from dspark.training.run.stages import timed_stage
+from dspark.training.run.trainer import peak_bytes, trial_batch
+from dspark.training.run.training_loop import Learning, TrainingResult
+from engine.api import EngineSamplingParams
+from engine.build import wire_engine
+from engine.config import EngineConfig
+from engine.errors import LoadError
+from engine.loading import fingerprint
+from engine.loading.draft import load_draft
+from engine.loading.target import by_transformers_alone, load_target
+from engine.model_setup.memory_plan import GIB
+from engine.platform.auto_settings import configure_threads, resolve_device, resolve_dtype
+from engine.platform.device_timer import seconds_of
+
+logger = logging.getLogger(__name__)
+
+_BLOCK_ROOM = 64  # tokens; more than any draft's block takes behind a sequence
+_EVALUATION_TOKENS = 96
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOutcome:
+    """What came out of it."""
+
+    folder: Path  # of the draft
+    learned: TrainingResult
+    lengths: AcceptLengths | None  # of held-out prompts; None when not asked for, or without any
+
+
+class Training:
+    """One training in its folder, or the rest of one that was killed."""
+
+    def __init__(self, config: TrainingConfig, *, progress: Progress) -> None:
+        """Loads the target. Raises LoadError for one that no draft can be made for."""
+        self._config = config
+        self._progress = progress
+        self._recipe = Recipe(**config.recipe)
+        self._engine_config = EngineConfig(
+            target=config.target,
+            target_revision=config.revision,
+            dtype=config.dtype,
+            device=config.device,
+            trust_remote_code=config.trust_remote_code,
+            max_model_len=config.max_tokens + _BLOCK_ROOM,
+            max_running_requests=config.answers.concurrency,
+            num_threads=config.num_threads,
+        )
+        self._device = resolve_device(self._engine_config)
+        configure_threads(self._engine_config, self._device)
+        self._target = load_target(
+            config.target,
+            revision=config.revision,
+            dtype=resolve_dtype(self._engine_config, self._device),
+            device=self._device,
+            trust_remote_code=config.trust_remote_code,
+            max_model_len=self._engine_config.max_model_len,
+        )
+        name = fingerprint.target_fingerprint(self._target)
+        if name is None:
+            raise LoadError("model.path: this target is quantised; accepted: plain weights")
+        self._fingerprint = name
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the target."""
+        return self._fingerprint
+
+    def turn_writer(self, turn: UserTurn) -> TurnWriter:
+        """The target, to write prompts itself. Raises LoadError."""
+        built = wire_engine(
+            self._engine_config, target=self._target, draft=None, device=self._device
+        )
+        return TurnWriter(
+            engine=built.engine,
+            turn=turn,
+            config=self._config.own_prompts,
+            concurrency=self._config.answers.concurrency,
+        )
+
+    def run(self, prompts: Sequence[TrainingPrompt]) -> TrainingOutcome:
+        """Everything from answers to the model card.
+
+        Raises LoadError for what cannot be trained, and OSError when the disk is full.
+        """
+        try:
+            return self._run(prompts)
+        except TrainingError as error:
+            raise LoadError(str(error)) from error
+
+    def _run(self, prompts: Sequence[TrainingPrompt]) -> TrainingOutcome:
+        config, target = self._config, self._target
+        prompts = self._that_fit(prompts)
+        file = AnswerFile(path=config.output / "answers.jsonl", target=self._fingerprint)
+        states = HiddenStateSource(
+            target=target,
+            fingerprint=self._fingerprint,
+            tap_layers=tap_layers_of(config, target),
+            config=config.features,
+            folder=config.output / "features",
+            device=self._device,
+        )
+        with timed_stage("answers"):
+            self._answer(prompts, file, states)
+        train, held_out = self._split(prompts, file)
+        with by_transformers_alone(target.model, "sdpa"):
+            network = begin_network(
+                config, target, train + held_out, seed=self._recipe.seed, device=self._device
+            )
+            learned = self._learn(network, train, held_out, states)
+        folder = config.output / "draft"
+        export_draft(
+            network,
+            folder,
+            more={fingerprint.FIELD: self._fingerprint, "num_anchors": self._recipe.num_anchors},
+            num_target_layers=target.num_layers,
+        )
+        with timed_stage("evaluation"):
+            lengths = self._evaluate(folder, [p for p in prompts if p.is_held_out])
+        data = TrainingData(
+            sets=_counts(prompts),
+            num_sequences=len(train),
+            num_answer_tokens=sum(len(s.token_ids) - s.num_prompt_tokens for s in train),
+            num_held_out=len(held_out),
+            mask_token_id=network.config.mask_token_id,
+        )
+        write_text(folder / "README.md", self._card(network, data, learned, lengths))
+        return TrainingOutcome(folder, learned, lengths)
+
+    @property
+    def _prompt_room(self) -> int:
+        """Tokens that a prompt may have, so that its answer fits behind it."""
+        return self._config.max_tokens - self._config.answers.max_new_tokens
+
+    def _that_fit(self, prompts: Sequence[TrainingPrompt]) -> list[TrainingPrompt]:
+        fitting = [prompt for prompt in prompts if len(prompt.token_ids) <= self._prompt_room]
+        if not any(prompt.is_held_out for prompt in fitting):
+            logger.warning(
+                "none of %d prompts is held out, so nothing will say what the draft is worth; a "
+                "larger data.held_out, or more prompts, would keep some for that",
+                len(fitting),
+            )
+        return fitting
+
+    def _split(
+        self, prompts: Sequence[TrainingPrompt], file: AnswerFile
+    ) -> tuple[list[TokenSequence], list[TokenSequence]]:
+        """Sequences to train on, and held-out ones. Raises LoadError without any of the former."""
+        train = self._sequences([p for p in prompts if not p.is_held_out], file)
+        held_out = self._sequences([p for p in prompts if p.is_held_out], file)
+        if not train:
+            raise LoadError(
+                f"data.prompts: no sequence is left to train on: {len(prompts)} prompts have at "
+                f"most {self._prompt_room} tokens, and none of them that is not held out has an "
+                f"answer of answers.min_tokens, {self._config.answers.min_tokens}; accepted: at "
+                "least one"
+            )
+        return train, held_out[: self._config.learning.validation_sequences]
+
+    def _card(
+        self,
+        network: DSparkNetwork,
+        data: TrainingData,
+        learned: TrainingResult,
+        lengths: AcceptLengths | None,
+    ) -> str:
+        config = self._config
+        return model_card(
+            target=config.target_name or Path(config.target).name,
+            fingerprint=self._fingerprint,
+            config=network.config,
+            num_parameters=sum(p.numel() for p in network.parameters() if p.requires_grad),
+            recipe=self._recipe,
+            own_prompts=config.own_prompts,
+            answers=config.answers,
+            data=data,
+            learned=learned,
+            lengths=lengths,
+        )
+
+    def _answer(
+        self, prompts: Sequence[TrainingPrompt], file: AnswerFile, states: HiddenStateSource
+    ) -> None:
+        """Load an engine only if there is something to ask it.
+
+        One without a draft keeps the hidden states of its answers; it computes every prompt, for
+        a cached prefix has none.
+        """
+        config = self._config.answers
+        if not count_missing(prompts, config, file):
+            return
+        pair = dataclasses.replace(self._engine_config, draft=config.draft_model)
+        draft = load_draft(pair, self._target, self._device) if pair.draft is not None else None
+        keeper = None if draft else states.keeper(min_answer_tokens=config.min_tokens)
+        built = wire_engine(
+            dataclasses.replace(pair, prefix_cache=keeper is None),
+            target=self._target,
+            draft=draft,
+            device=self._device,
+            recorder=keeper,
+            tap_layers=states.engine_taps if keeper is not None else None,
+        )
+        self._progress.start("answers", total=len(prompts) * len(config.temperatures))
+        generate_answers(built.engine, prompts, config, file, report=self._progress.update)
+        states.flush()
+        if keeper is not None:
+            logger.info("hidden states kept=%d left=%d", keeper.num_kept, keeper.num_left)
+
+    def _sequences(
+        self, prompts: Sequence[TrainingPrompt], file: AnswerFile
+    ) -> list[TokenSequence]:
+        """Prompts with their answers, those left out that are too short to teach anything."""
+        config = self._config.answers
+        found = [file.find(p, v) for p in prompts for v in Variant.all_of(config)]
+        return [
+            TokenSequence(answer.prompt_ids + answer.answer_ids, len(answer.prompt_ids))
+            for answer in found
+            if answer is not None and len(answer.answer_ids) >= config.min_tokens
+        ]
+
+    def _learn(
+        self,
+        network: DSparkNetwork,
+        train: Sequence[TokenSequence],
+        held_out: Sequence[TokenSequence],
+        states: HiddenStateSource,
+    ) -> TrainingResult:
+        config = self._config
+        with timed_stage("hidden states"):
+            to_learn, to_validate = states.examples(train, held_out, self._progress)
+        learning = Learning(
+            network=network,
+            examples=to_learn,
+            held_out=to_validate,
+            recipe=self._recipe,
+            config=config.learning,
+            folder=config.output,
+            identity=self._identity(network.config, train),
+            device=self._device,
+            guess=self._guesses(network, to_learn),
+        )
+        longest = max(len(sequence.token_ids) for sequence in train)
+        logger.info(
+            "sequences=%d steps=%d trained_parameters=%d estimated_peak_gib=%.2f",
+            len(train),
+            learning.num_steps,
+            sum(p.numel() for p in network.parameters() if p.requires_grad),
+            peak_bytes(network, self._recipe, longest=longest) / GIB,
+        )
+        self._progress.start("training steps", total=learning.num_steps)
+        with timed_stage("training"):
+            return learning.run(self._progress.update)
+
+    def _guesses(self, network: DSparkNetwork, examples: Examples) -> GuessBlocks:
+        """The training's forward pass, compiled where that is asked for and works."""
+        mode, device = self._config.learning.compile, self._device
+        if mode == "off" or (mode == "auto" and device.type != "cuda"):
+            return guess_blocks
+        trial = trial_batch(examples, self._recipe, block_size=network.config.block_size)
+        return compile_guesses(
+            network,
+            trial.to(device),
+            autocast=self._recipe.autocast,
+            stopwatch=partial(seconds_of, device=device) if mode == "auto" else None,
+        )
+
+    def _identity(
+        self, draft: DSparkConfig, train: Sequence[TokenSequence]
+    ) -> Mapping[str, object]:
+        """What must be the same when a killed training goes on."""
+        texts = repr([(s.token_ids, s.num_prompt_tokens) for s in train]).encode()
+        recipe = {f"training.{k}": v for k, v in dataclasses.asdict(self._recipe).items()}
+        design = {f"design.{k}": repr(v) for k, v in dataclasses.asdict(draft).items()}
+        return {
+            fingerprint.FIELD: self._fingerprint,
+            "training.start": self._config.learning.start,
+            "training data": hashlib.sha256(texts).hexdigest()[:16],
+            **recipe,
+            **design,
+        }
+
+    def _evaluate(self, folder: Path, prompts: Sequence[TrainingPrompt]) -> AcceptLengths | None:
+        """Greedy and at temperature 1, on prompts that no step has seen."""
+        limit = self._config.evaluation_prompts
+        chosen: list[EncodedPrompt] = []
+        for name in dict.fromkeys(prompt.prompt_set for prompt in prompts):
+            of_set = [p for p in prompts if p.prompt_set == name][:limit]
+            chosen += [EncodedPrompt(name, prompt.token_ids) for prompt in of_set]
+        if not chosen:
+            return None
+        pair = dataclasses.replace(self._engine_config, draft=str(folder), draft_budget="always")
+        draft = load_draft(pair, self._target, self._device)
+        built = wire_engine(pair, target=self._target, draft=draft, device=self._device)
+        max_new_tokens = min(_EVALUATION_TOKENS, self._config.answers.max_new_tokens)
+        workload = Workload(tuple(chosen), EngineSamplingParams(max_new_tokens, seed=0), 1)
+        self._progress.start("accept lengths of held-out prompts", total=None)
+        return measure_accept_lengths(
+            built, workload, temperatures=(0.0, 1.0), report=lambda label: None
+        )
+
+
+def _counts(prompts: Sequence[TrainingPrompt]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for prompt in prompts:
+        counts[prompt.prompt_set] = counts.get(prompt.prompt_set, 0) + 1
+    return counts

@@ -1,0 +1,1 @@
+"""Defines and loads the settings of `dspark train`."""

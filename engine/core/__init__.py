@@ -1,0 +1,1 @@
+"""Runs the step loop: the engine core, its worker thread and event dispatch."""

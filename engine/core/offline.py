@@ -1,0 +1,75 @@
+"""Run requests through an engine in this thread, with a clock: for benchmarks and proofs."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.api import Finish, Request
+from engine.core.engine_core import Engine
+
+
+@dataclass(slots=True)
+class RequestRun:
+    """One request's life as its caller would see it; times in seconds on one clock."""
+
+    request: Request
+    started_at: float
+    event_times: list[float] = field(default_factory=list)
+    event_sizes: list[int] = field(default_factory=list)  # tokens of each event
+    token_ids: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+
+    @property
+    def ended_at(self) -> float:
+        return self.event_times[-1]
+
+    @property
+    def ttft(self) -> float:
+        """Time to first token."""
+        return self.event_times[0] - self.started_at
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token after the first; None when there is only one event."""
+        rest = sum(self.event_sizes[1:])
+        return (self.event_times[-1] - self.event_times[0]) / rest if rest else None
+
+    @property
+    def inter_event_times(self) -> list[float]:
+        """Time between events: what a stream's reader waits (ITL counts events, not tokens)."""
+        return [b - a for a, b in zip(self.event_times, self.event_times[1:], strict=False)]
+
+
+def drive(engine: Engine, requests: Sequence[Request], *, concurrency: int) -> list[RequestRun]:
+    """All requests to their ends, at most `concurrency` at a time, in the order given.
+
+    Raises RequestRejected when one cannot be served.
+    """
+    ended = drive_each(engine, requests, concurrency=concurrency)
+    runs = {run.request.request_id: run for run in ended}
+    return [runs[request.request_id] for request in requests]
+
+
+def drive_each(
+    engine: Engine, requests: Sequence[Request], *, concurrency: int
+) -> Iterator[RequestRun]:
+    """The same, each as it ends."""
+    waiting = list(reversed(requests))
+    running: dict[str, RequestRun] = {}
+    while waiting or not engine.is_idle:
+        with torch.inference_mode():  # never while the caller has its turn
+            while waiting and len(running) < concurrency:
+                request = waiting.pop()
+                running[request.request_id] = RequestRun(request, time.perf_counter())
+                engine.add(request)
+            events = engine.step()
+        for event in events:
+            run = running[event.request_id]
+            run.event_times.append(time.perf_counter())
+            run.event_sizes.append(len(event.token_ids))
+            run.token_ids += event.token_ids
+            run.finish = event.finish
+            if event.finish is not None:
+                yield running.pop(event.request_id)

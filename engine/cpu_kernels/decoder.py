@@ -1,0 +1,295 @@
+"""A decoder pass in one native call, over the model's own weights and the pool."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.cpu_kernels.compiling import CpuKernelsUnavailable, Kernels
+from engine.cpu_kernels.int8_linear import Int8Linear
+from engine.cpu_kernels.structs import ROW_BLOCK, DecoderStruct, LayerStruct, PassStruct
+from engine.runner.batch import ScheduleBatch
+from kv_pool import KVPool, sequence_slots
+
+# Model classes whose decoder layers compute what decoder.h computes. A class is named, not
+# guessed from its parts, and the self-check at load compares numbers all the same.
+_KNOWN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_MAX_GROUP = 32
+_FEW_ROWS = 8  # each thread norms up to so many rows for itself
+_KEY_BLOCK = 64  # keys that share a state; decoder.h splits long contexts into these
+_SPLIT_ROWS = 16  # rows whose contexts there is room to split, if they are as long as can be
+_STATES_FLOATS = 4 << 20  # and no more room than this
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    inner: int
+    vocab: int
+
+
+class CpuDecoder:
+    """Runs steps of up to max_rows rows; results lie in buffers that the next step reuses.
+
+    Matrices, keys and values are float32 or bfloat16, as the model has them, and matrices may be of
+    int8; all else is computed in float32, but rows are rounded to bfloat16 before they meet such
+    matrices where the CPU multiplies pairs of it. A row's result is the same to the last bit alone
+    and in any batch.
+    """
+
+    def __init__(
+        self,
+        *,
+        kernels: Kernels,
+        model: nn.Module,
+        pool: KVPool,
+        tap_layers: Sequence[int],
+        max_len: int,
+        max_rows: int,
+        num_threads: int,
+    ) -> None:
+        """Raises CpuKernelsUnavailable with the reason when the model is of another kind."""
+        backbone, config = require_known(model, kernels)
+        self.max_rows = max_rows
+        self._pool = pool
+        self._num_threads = num_threads
+        self._sizes = sizes = _sizes_of(config)
+        self._dtype = backbone.embed_tokens.weight.dtype
+        self._matrices_dtype = backbone.layers[0].self_attn.q_proj.weight.dtype
+        self._decode = kernels.decode.get((self._matrices_dtype, self._dtype))
+        if self._decode is None:
+            raise CpuKernelsUnavailable(
+                f"there is no code for {self._matrices_dtype} in {self._dtype}"
+            )
+        self._embedding = self._readable(backbone.embed_tokens.weight, self._dtype)
+        self._kept: list[Tensor] = []  # what the structs point to
+        self._cosine, self._sine = _rotary_table(backbone, max_len)
+        self._layers = (LayerStruct * len(backbone.layers))(
+            *(self._layer(layer, index) for index, layer in enumerate(backbone.layers))
+        )
+        self._tap_layers = torch.tensor(list(tap_layers) or [-2], dtype=torch.int64)
+        first = backbone.layers[0]
+        self._decoder = DecoderStruct(
+            num_layers=len(backbone.layers),
+            hidden=sizes.hidden,
+            num_heads=sizes.num_heads,
+            num_kv_heads=sizes.num_kv_heads,
+            head_dim=sizes.head_dim,
+            inner=sizes.inner,
+            vocab=sizes.vocab,
+            num_taps=len(tap_layers),
+            eps=first.input_layernorm.variance_epsilon,
+            scale=first.self_attn.scaling,
+            layers=ctypes.addressof(self._layers),
+            final_norm=self._keep_vector(backbone.norm.weight),
+            tap_layers=self._tap_layers.data_ptr(),
+            **self._matrix("lm_head", model.get_output_embeddings()),  # type: ignore[operator]
+        )
+        self._tap_width = len(tap_layers) * sizes.hidden
+        self._states = _states(sizes, max_len, kernels.state_size(sizes.head_dim))
+        self._scratch: dict[str, Tensor] = {}
+        self._room = 0  # rows that fit into the scratch
+        self._logits = torch.empty(0, sizes.vocab)
+
+    def run(self, batch: ScheduleBatch) -> tuple[Tensor, Tensor]:
+        """Logits [R, V] of batch.logit_rows and taps [T, A]; both are true until the next run.
+
+        Logits are float32; taps have the model's dtype.
+        """
+        num_rows, num_logit_rows = len(batch.token_ids), len(batch.logit_rows)
+        assert num_rows <= self.max_rows, (num_rows, self.max_rows)
+        self._make_room(num_rows, num_logit_rows)
+        x = F.embedding(batch.token_ids, self._embedding).float()
+        cosine = self._cosine.index_select(0, batch.positions)
+        sine = self._sine.index_select(0, batch.positions)
+        row_starts = np.cumsum([0, *batch.query_lens], dtype=np.int64)
+        kv_lens = np.array(batch.kv_lens, dtype=np.int64)
+        kv_starts = np.cumsum([0, *batch.kv_lens[:-1]], dtype=np.int64)
+        kv_slots = np.concatenate(
+            [
+                sequence_slots(table, kv_len, self._pool.page_size)
+                for table, kv_len in zip(batch.page_tables, batch.kv_lens, strict=True)
+            ]
+        )
+        call = PassStruct(
+            num_rows=num_rows,
+            num_sequences=len(batch.query_lens),
+            num_logit_rows=num_logit_rows,
+            num_threads=self._num_threads,
+            num_states=len(self._states),
+            x=x.data_ptr(),
+            cosine=cosine.data_ptr(),
+            sine=sine.data_ptr(),
+            slots=batch.slot_mapping.data_ptr(),
+            row_starts=row_starts.ctypes.data,
+            kv_lens=kv_lens.ctypes.data,
+            kv_slots=kv_slots.ctypes.data,
+            kv_starts=kv_starts.ctypes.data,
+            logit_rows=batch.logit_rows.data_ptr(),
+            rounded_stride=self._scratch["rounded"].stride(0),
+            states=self._states.data_ptr(),
+            logits=self._logits.data_ptr(),
+            **{name: buffer.data_ptr() for name, buffer in self._scratch.items()},
+        )
+        assert self._decode is not None
+        self._decode(ctypes.addressof(self._decoder), ctypes.addressof(call))
+        taps = self._scratch["taps"][:num_rows].to(self._dtype)
+        return self._logits[:num_logit_rows], taps
+
+    def _make_room(self, num_rows: int, num_logit_rows: int) -> None:
+        if num_rows > self._room:
+            self._room = min(max(num_rows, 2 * self._room), self.max_rows)
+            self._scratch = _scratch(self._sizes, self._room, self._tap_width, self._num_threads)
+        if num_logit_rows > len(self._logits):
+            rows = min(max(num_logit_rows, 2 * len(self._logits)), self.max_rows)
+            self._logits = torch.empty(rows, self._sizes.vocab)
+
+    def _layer(self, layer: Any, index: int) -> LayerStruct:
+        attention = layer.self_attn
+        keys, values = self._pool.target_keys(index), self._pool.target_values(index)
+        return LayerStruct(
+            input_norm=self._keep_vector(layer.input_layernorm.weight),
+            q_bias=self._keep_vector(attention.q_proj.bias),
+            k_bias=self._keep_vector(attention.k_proj.bias),
+            v_bias=self._keep_vector(attention.v_proj.bias),
+            q_norm=self._keep_vector(getattr(getattr(attention, "q_norm", None), "weight", None)),
+            k_norm=self._keep_vector(getattr(getattr(attention, "k_norm", None), "weight", None)),
+            o_bias=self._keep_vector(attention.o_proj.bias),
+            post_norm=self._keep_vector(layer.post_attention_layernorm.weight),
+            keys=self._keep(keys, self._dtype),
+            values=self._keep(values, self._dtype),
+            window=_window(attention),
+            **{
+                field: address
+                for name, module in matrices_of(layer).items()
+                for field, address in self._matrix(name, module).items()
+            },
+        )
+
+    def _matrix(self, name: str, module: Any) -> dict[str, int | None]:
+        """Where a product's matrix lies, and its scales if its numbers are multiples of some."""
+        scale = module.scale if isinstance(module, Int8Linear) else None
+        return {
+            name: self._keep(module.weight, self._matrices_dtype),
+            f"{name}_scale": None if scale is None else self._keep(scale, torch.float32),
+        }
+
+    def _keep(self, tensor: Tensor, dtype: torch.dtype) -> int:
+        """The address of a tensor that must live as long as this object."""
+        self._kept.append(self._readable(tensor, dtype))
+        return tensor.data_ptr()
+
+    def _keep_vector(self, tensor: Tensor | None) -> int | None:
+        """The address of a norm's weights or of a bias in float32, null if there is none."""
+        if tensor is None:
+            return None
+        self._kept.append(self._readable(tensor, self._dtype).float())
+        return self._kept[-1].data_ptr()
+
+    def _readable(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """Raises CpuKernelsUnavailable unless the kernels can read the tensor as it lies."""
+        is_ours = tensor.dtype == dtype and tensor.device.type == "cpu"
+        if not (is_ours and tensor.is_contiguous() and type(tensor) in (Tensor, nn.Parameter)):
+            raise CpuKernelsUnavailable(f"weights are {type(tensor).__name__} of {tensor.dtype}")
+        return tensor.detach()
+
+
+def why_unknown(model: nn.Module) -> str | None:
+    """None for a model of a class that decoder.h was written after."""
+    name = type(model).__name__
+    if name in _KNOWN and type(model).__module__.startswith("transformers."):
+        return None
+    return f"{name} is none of {', '.join(_KNOWN)}"
+
+
+def require_known(model: nn.Module, kernels: Kernels) -> tuple[Any, Any]:
+    """Return the model's decoder and config. Raises CpuKernelsUnavailable without code for them."""
+    config: Any = model.config
+    unknown = why_unknown(model)
+    if unknown is not None:
+        raise CpuKernelsUnavailable(unknown)
+    if config.hidden_act != "silu":
+        raise CpuKernelsUnavailable(f"hidden_act is {config.hidden_act!r}, not 'silu'")
+    sizes = _sizes_of(config)
+    if not kernels.has_head_dim(sizes.head_dim):
+        raise CpuKernelsUnavailable(f"there is no code for a head_dim of {sizes.head_dim}")
+    if sizes.num_heads // sizes.num_kv_heads > _MAX_GROUP:
+        raise CpuKernelsUnavailable(f"more than {_MAX_GROUP} query heads share a KV head")
+    backbone: Any = model.model
+    mlp = backbone.layers[0].mlp
+    if any(p.bias is not None for p in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)):
+        raise CpuKernelsUnavailable("the feed-forward layers have biases")
+    return backbone, config
+
+
+def matrices_of(layer: Any) -> dict[str, nn.Module]:
+    """The products of a decoder layer that decoder.h knows."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return {
+        "q": attention.q_proj,
+        "k": attention.k_proj,
+        "v": attention.v_proj,
+        "o": attention.o_proj,
+        "gate": mlp.gate_proj,
+        "up": mlp.up_proj,
+        "down": mlp.down_proj,
+    }
+
+
+def _sizes_of(config: Any) -> _Sizes:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return _Sizes(
+        hidden=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        inner=config.intermediate_size,
+        vocab=config.vocab_size,
+    )
+
+
+def _scratch(sizes: _Sizes, rows: int, tap_width: int, num_threads: int) -> dict[str, Tensor]:
+    kv = sizes.num_kv_heads * sizes.head_dim
+    heads = sizes.num_heads * sizes.head_dim
+    widths = {"q": heads, "k": kv, "v": kv, "attended": heads, "taps": tap_width}
+    return {
+        **{name: torch.empty(rows, width) for name, width in widths.items()},
+        "h": torch.empty(max(rows, _FEW_ROWS * num_threads), sizes.hidden),
+        "inner": torch.empty(2, rows, sizes.inner),
+        "rounded": torch.empty(
+            num_threads,
+            min(rows, ROW_BLOCK) * max(sizes.hidden, heads, sizes.inner),
+            dtype=torch.bfloat16,
+        ),
+        "turn": torch.empty(1, dtype=torch.int64),
+    }
+
+
+def _states(sizes: _Sizes, max_len: int, state_size: int) -> Tensor:
+    """Room for the states of queries whose context is split among threads."""
+    blocks = -(-max_len // _KEY_BLOCK)
+    count = min(_SPLIT_ROWS * sizes.num_heads * blocks, _STATES_FLOATS // state_size)
+    return torch.empty(count, state_size)
+
+
+def _rotary_table(backbone: Any, max_len: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [max_len, D] of every position, by the model's own module."""
+    positions = torch.arange(max_len)[None]
+    cosine, sine = backbone.rotary_emb(torch.empty(1, max_len, 1), positions)
+    return cosine[0].contiguous(), sine[0].contiguous()
+
+
+def _window(attention: Any) -> int:
+    config = attention.config
+    window = getattr(attention, "sliding_window", None)
+    if window is None and type(attention).__name__.startswith("Mistral"):
+        window = getattr(config, "sliding_window", None)
+    return int(window or 0)

@@ -1,0 +1,213 @@
+"""A draft network as draft_round.h reads it: its own parameters, where they lie."""
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draft import DSparkNetwork
+from draft.network.heads import MarkovHead
+from draft.network.network import DraftLayer
+from draft.network.norm import RMSNorm
+from engine.cpu_kernels.compiling import CpuKernelsUnavailable, Kernels
+from engine.cpu_kernels.draft_structs import ChainStruct, DraftLayerStruct, DraftStruct
+from kv_pool import KVPool
+
+CHAIN_COLUMNS = 64  # of draft_chain.h
+_PLAIN_TENSORS: tuple[type[Tensor], ...] = (Tensor, nn.Parameter)  # a quantised one is a subclass
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The structs of a network, and all that they point to."""
+
+    run: Any  # the kernel for matrices of their precision
+    draft: DraftStruct
+    layers: ctypes.Array[DraftLayerStruct]
+    seats: "Seats"
+    kept: tuple[Tensor, ...]
+    chain_reason: str | None  # why its tokens are picked by PyTorch; None when they are not
+
+
+class Seats:
+    """Which modules and tensors a network was made of: quick to compare with what it is now.
+
+    What changes a parameter in place changes what a kernel reads. Whatever puts another tensor or
+    module in its place, or hooks one, is seen here.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        modules = list(network.modules())
+        self._children = [m._modules for m in modules if m._modules]
+        self._tensors = [d for m in modules for d in (m._parameters, m._buffers) if d]
+        self._hooks = [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
+        self._found = self._look()
+
+    @property
+    def hold(self) -> bool:
+        return self._look() == self._found
+
+    @property
+    def has_hooks(self) -> bool:
+        return any(self._hooks)
+
+    def _look(self) -> list[int]:
+        found = [id(child) for children in self._children for child in children.values()]
+        found += [_address(t) for tensors in self._tensors for t in tensors.values()]
+        found.append(sum(map(len, self._hooks)))
+        return found
+
+
+def bind(network: DSparkNetwork, pool: KVPool, kernels: Kernels) -> Binding:
+    """Raises CpuKernelsUnavailable with the reason when the network is of another kind."""
+    config = network.config
+    if any(layer.sliding_window is not None or layer.causal for layer in config.layers):
+        raise CpuKernelsUnavailable("it has sliding or causal layers")
+    if config.attention_bias:
+        raise CpuKernelsUnavailable("its attention has biases")
+    if not kernels.has_head_dim(config.head_dim):
+        raise CpuKernelsUnavailable(f"there is no code for a head_dim of {config.head_dim}")
+    seats = Seats(network)
+    if seats.has_hooks:
+        raise CpuKernelsUnavailable("it has hooks, which a native pass would pass by")
+    keeper = _Keeper(network.lm_head)
+    run = kernels.draft_round.get(keeper.dtype)
+    if run is None:
+        raise CpuKernelsUnavailable(f"its matrices are of {keeper.dtype}")
+    chain, chain_reason = _chain(network, keeper)
+    structs = [
+        _layer(layer, pool.draft_keys[i], pool.draft_values[i], keeper)
+        for i, layer in enumerate(network.layers)
+        if isinstance(layer, DraftLayer)
+    ]
+    layers = (DraftLayerStruct * len(structs))(*structs)
+    draft = DraftStruct(
+        num_layers=len(structs),
+        hidden=config.hidden_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        inner=config.intermediate_size,
+        num_slots=config.num_slots,
+        first_slot=config.num_slots - config.block_size,
+        mask_id=config.mask_token_id,
+        num_tokens=config.vocab_size,
+        num_pool_slots=pool.num_slots,
+        num_positions=min(a.rotary.num_positions for a in network.attentions),
+        eps=config.rms_norm_eps,
+        layers=ctypes.addressof(layers),
+        **_embedding(network, keeper),
+        final_norm=keeper.norm("norm", network.norm),
+        lm_head=keeper.linear("lm_head", network.lm_head),
+        chain=chain,
+    )
+    return Binding(run, draft, layers, seats, tuple(keeper.kept), chain_reason)
+
+
+def _layer(layer: DraftLayer, keys: Tensor, values: Tensor, keeper: "_Keeper") -> DraftLayerStruct:
+    attention, mlp, at = layer.self_attn, layer.mlp, f"layers.{layer.self_attn.layer}"
+    linears: Mapping[str, nn.Module] = {
+        "q": attention.q_proj,
+        "k": attention.k_proj,
+        "v": attention.v_proj,
+        "o": attention.o_proj,
+        "gate": mlp.gate_proj,
+        "up": mlp.up_proj,
+        "down": mlp.down_proj,
+    }
+    norms: Mapping[str, nn.Module] = {
+        "input_norm": layer.input_layernorm,
+        "q_norm": attention.q_norm,
+        "k_norm": attention.k_norm,
+        "post_norm": layer.post_attention_layernorm,
+    }
+    return DraftLayerStruct(
+        **{name: keeper.linear(f"{at}.{name}_proj", module) for name, module in linears.items()},
+        **{name: keeper.norm(f"{at}.{name}", module) for name, module in norms.items()},
+        rotary=keeper.tensor(f"{at}.rotary", attention.rotary.factors),
+        keys=keeper.tensor(f"{at} keys", keys),
+        values=keeper.tensor(f"{at} values", values),
+    )
+
+
+def _embedding(network: DSparkNetwork, keeper: "_Keeper") -> dict[str, int]:
+    weight = network.embed_tokens.weight
+    field = "narrow_embedding" if weight.dtype == torch.bfloat16 else "embedding"
+    dtype = torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float32
+    return {field: keeper.tensor("embed_tokens", weight, dtype)}
+
+
+def _chain(network: DSparkNetwork, keeper: "_Keeper") -> tuple[ChainStruct, str | None]:
+    """The chain's parts, and why it is left to PyTorch all the same."""
+    config, head, confidence = network.config, network.markov_head, network.confidence_head
+    chain = ChainStruct(
+        num_outputs=config.num_outputs, block_size=config.block_size, hidden=config.hidden_size
+    )
+    if network.vocabulary is not None:
+        keeper.kept.append(network.vocabulary.target_ids.contiguous())
+        chain.target_ids = keeper.kept[-1].data_ptr()
+    if head is not None and type(head) is not MarkovHead:
+        return chain, f"its Markov head is {config.markov_kind}"
+    if head is not None:
+        chain.rank = config.markov_rank
+        chain.w1 = keeper.tensor("markov_w1", head.markov_w1.weight)
+        chain.w2 = keeper.linear("markov_w2", head.markov_w2)
+        chain.longest = keeper.tensor("markov_w2", _longest_rows(keeper.kept[-1]))
+    if confidence is not None:
+        assert confidence.proj.bias is not None
+        chain.confidence = keeper.tensor("confidence_head.proj", confidence.proj.weight)
+        chain.confidence_bias = keeper.tensor("confidence_head.proj", confidence.proj.bias)
+        chain.confidence_rank = config.markov_rank if config.confidence_with_markov else 0
+    return chain, None
+
+
+def _longest_rows(w2: Tensor) -> Tensor:
+    """Of each stretch of rows, the length of the longest."""
+    lengths = torch.linalg.vector_norm(w2, dim=1, dtype=torch.float32)
+    padding = -len(lengths) % CHAIN_COLUMNS
+    return nn.functional.pad(lengths, (0, padding)).view(-1, CHAIN_COLUMNS).amax(dim=1)
+
+
+class _Keeper:
+    """Addresses of tensors that must live as long as the structs.
+
+    Matrices have the precision of the head, everything else is float32.
+    """
+
+    def __init__(self, head: nn.Module) -> None:
+        self.kept: list[Tensor] = []
+        self.dtype = head.weight.dtype if type(head) is nn.Linear else torch.float32
+
+    def linear(self, name: str, module: nn.Module) -> int:
+        if type(module) is not nn.Linear or has_bias(module):
+            kind = type(module).__name__
+            raise CpuKernelsUnavailable(f"{name} is a {kind}, not a linear layer without bias")
+        return self.tensor(name, module.weight, self.dtype)
+
+    def norm(self, name: str, module: nn.Module) -> int:
+        if type(module) is not RMSNorm:
+            raise CpuKernelsUnavailable(f"{name} is a {type(module).__name__}, not an RMSNorm")
+        return self.tensor(name, module.weight)
+
+    def tensor(self, name: str, tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
+        if not is_readable(tensor, dtype):
+            raise CpuKernelsUnavailable(f"{name} is a {type(tensor).__name__} of {tensor.dtype}")
+        self.kept.append(tensor.detach())
+        return tensor.data_ptr()
+
+
+def has_bias(layer: nn.Linear) -> bool:
+    return layer.bias is not None
+
+
+def is_readable(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether a kernel for numbers of this kind can read the tensor as it lies."""
+    is_ours = tensor.dtype == dtype and tensor.device.type == "cpu"
+    return is_ours and tensor.is_contiguous() and type(tensor) in _PLAIN_TENSORS
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

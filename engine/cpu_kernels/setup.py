@@ -1,0 +1,49 @@
+"""Whether native kernels serve this engine, and with which limits."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from draft import LinearFunction
+from engine.cpu_kernels.compiling import CpuKernelsUnavailable, Kernels, load_kernels
+from engine.cpu_kernels.int8_linear import Int8Product
+from engine.cpu_kernels.linear import cpu_int8_product, cpu_linear
+from engine.platform.cache_dir import default_cache_dir
+
+# Rows up to which the kernels take a product, a context write or a whole decoder pass: all that a
+# step may have. They are the faster ones at any number of rows, and the only ones whose rows say
+# the same in any batch; beyond this PyTorch saves the scratch. See docs/experiments.md.
+LINEAR_ROWS = 4096
+DECODER_ROWS = 4096
+# Slots of blocks that a draft pass takes at a time: what there is scratch for.
+DRAFT_ROWS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """Compiled kernels and how to use them here."""
+
+    kernels: Kernels
+    linear: LinearFunction
+    int8_product: Int8Product
+    num_threads: int
+    decoder_rows: int = DECODER_ROWS
+
+
+def prepare_cpu_kernels(*, wanted: bool, dtype: torch.dtype, device: torch.device) -> Native:
+    """Compile or load the kernels. Raises CpuKernelsUnavailable with the reason."""
+    if not wanted:
+        raise CpuKernelsUnavailable("switched off")
+    if device.type != "cpu":
+        raise CpuKernelsUnavailable(f"the device is {device.type}")
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise CpuKernelsUnavailable(f"there is no code for {dtype}")
+    kernels = load_kernels(default_cache_dir(os.environ))
+    num_threads = torch.get_num_threads()
+    return Native(
+        kernels=kernels,
+        linear=cpu_linear(kernels, max_rows=LINEAR_ROWS, num_threads=num_threads),
+        int8_product=cpu_int8_product(kernels, num_threads=num_threads),
+        num_threads=num_threads,
+    )

@@ -1,0 +1,199 @@
+"""The whole draft round, from anchor ids to draft ids and confidences, recorded for each tier."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from draft import (
+    BlockRequest,
+    BlockSampling,
+    ContextKVMode,
+    ContextKVPath,
+    DraftBlock,
+    DSparkProposer,
+)
+from draft.masking import keeps_to
+from engine.api import GREEDY_BELOW
+from engine.cuda_graphs.capture import GraphCapturer, Recording
+from engine.cuda_graphs.capture_sizes import CaptureSizes
+from engine.cuda_graphs.pinned import PinnedAttention
+from engine.cuda_graphs.scratch import ScratchPage
+from kv_pool import FixedBackend
+
+# A row that takes the argmax draws from this instead where another row draws: at the temperature
+# that counts as greedy its distribution is the argmax but for near ties.
+_GREEDY_TEMPERATURE = GREEDY_BELOW
+
+
+class GraphedProposer:
+    """A Proposer whose rounds are replayed. Context goes as it did.
+
+    Each tier has a recording where every row takes the argmax, and one where every row draws.
+    """
+
+    def __init__(
+        self,
+        *,
+        eager: DSparkProposer,
+        attention: FixedBackend,
+        recorder: GraphCapturer,
+        capture_sizes: CaptureSizes,
+        max_pages: int,
+        scratch: ScratchPage,
+        device: torch.device,
+    ) -> None:
+        """max_pages: of a sequence and a block.
+
+        Records every tier. Raises NoFixedPlan when a layer's attention cannot be recorded.
+        """
+        self._eager = eager
+        self._capture_sizes = capture_sizes
+        self._scratch = scratch
+        self._rounds: dict[tuple[int, bool], _Round] = {}
+        for size in reversed(
+            capture_sizes.sizes
+        ):  # the largest first: the others fit into its memory
+            attending = PinnedAttention(
+                attention,
+                num_sequences=size,
+                query_len=eager.num_slots,
+                max_pages=max_pages,
+            )
+            attending.update(kv_lens=self._kv_lens([], size), page_tables=self._tables([], size))
+            proposer = eager.over(attending)
+            for draws in (False, True):
+                self._rounds[size, draws] = _record(
+                    proposer, attending, recorder, size, scratch.slot, draws=draws, device=device
+                )
+
+    def propose(self, request: BlockRequest) -> DraftBlock:
+        """See Proposer.propose. The result is a copy: another replay may write where it lay."""
+        count = len(request.context_lens)
+        size = self._capture_sizes.holding(count)
+        masked_draws = request.mask is not None and request.sampling is not None
+        if size is None or masked_draws:  # q must be the mask's own, slot by slot
+            return self._eager.propose(request)
+        this = self._rounds[size, request.sampling is not None]
+        this.stage(request, self._scratch.slot)
+        this.attention.update(
+            kv_lens=self._kv_lens(request.context_lens, size),
+            page_tables=self._tables(request.page_tables, size),
+        )
+        this.recording.replay()
+        found = this.recording.outputs
+        block = DraftBlock(
+            draft_ids=found.draft_ids[:count].clone(),
+            draft_probs=None
+            if found.draft_probs is None or request.sampling is None
+            else found.draft_probs[request.sampling.rows],
+            confidence_logits=None
+            if found.confidence_logits is None
+            else found.confidence_logits[:count].clone(),
+        )
+        if request.mask is None or keeps_to(request.mask, block.draft_ids, request.anchor_ids):
+            return block
+        return self._eager.propose(request)  # the mask is asked on the host, slot by slot
+
+    def _kv_lens(self, context_lens: Sequence[int], size: int) -> list[int]:
+        """Context and block; sequences that are not there have no context."""
+        missing = [0] * (size - len(context_lens))
+        return [length + self.num_slots for length in (*context_lens, *missing)]
+
+    def _tables(self, tables: Sequence[Sequence[int]], size: int) -> list[Sequence[int]]:
+        nobody = self._scratch.table(self.num_slots)
+        return [*tables, *[nobody] * (size - len(tables))]
+
+    # -- as it was ----------------------------------------------------------------------------
+
+    @property
+    def block_size(self) -> int:
+        return self._eager.block_size
+
+    @property
+    def num_slots(self) -> int:
+        return self._eager.num_slots
+
+    @property
+    def tap_layers(self) -> tuple[int, ...]:
+        return self._eager.tap_layers
+
+    @property
+    def context_kv_path(self) -> ContextKVPath:
+        return self._eager.context_kv_path
+
+    @property
+    def context_kv_reason(self) -> str | None:
+        return self._eager.context_kv_reason
+
+    @property
+    def stacked_bytes(self) -> int:
+        return self._eager.stacked_bytes
+
+    def set_context_kv(self, mode: ContextKVMode) -> None:
+        self._eager.set_context_kv(mode)
+
+    def write_context(
+        self,
+        aux_hidden: Float[Tensor, "N A"],
+        positions: Int[Tensor, " N"],
+        slots: Int[Tensor, " N"],
+    ) -> None:
+        self._eager.write_context(aux_hidden, positions, slots)
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """One tier: the request that its recording reads, and the recording."""
+
+    request: BlockRequest
+    attention: PinnedAttention
+    recording: Recording[DraftBlock]
+
+    def stage(self, request: BlockRequest, scratch_slot: int) -> None:
+        """Copy a request to the first rows; the rest is padding, whose slots are scratch."""
+        mine, count = self.request, len(request.context_lens)
+        mine.anchor_ids[:count] = request.anchor_ids
+        mine.anchor_positions[:count] = request.anchor_positions
+        mine.slots[:count] = request.slots
+        mine.slots[count:] = scratch_slot
+        # Anchors of the padding are whatever stood there before: ids and positions that are true.
+        if mine.sampling is not None and request.sampling is not None:
+            theirs = request.sampling
+            mine.sampling.temperatures.fill_(_GREEDY_TEMPERATURE)
+            mine.sampling.temperatures[theirs.rows] = theirs.temperatures
+            mine.sampling.uniforms.fill_(0.5)
+            mine.sampling.uniforms[theirs.rows] = theirs.uniforms
+
+
+def _record(
+    proposer: DSparkProposer,
+    attention: PinnedAttention,
+    recorder: GraphCapturer,
+    size: int,
+    scratch_slot: int,
+    *,
+    draws: bool,
+    device: torch.device,
+) -> _Round:
+    sampling = None
+    if draws:
+        shape = (size, proposer.block_size)
+        sampling = BlockSampling(
+            rows=torch.arange(size, device=device),
+            temperatures=torch.ones(size, device=device),
+            uniforms=torch.full(shape, 0.5, dtype=torch.float64, device=device),
+        )
+    request = BlockRequest(
+        anchor_ids=torch.zeros(size, dtype=torch.long, device=device),
+        anchor_positions=torch.zeros(size, dtype=torch.long, device=device),
+        slots=torch.full((size, proposer.num_slots), scratch_slot, dtype=torch.long, device=device),
+        page_tables=[()] * size,
+        context_lens=[0] * size,
+        sampling=sampling,
+    )
+    with torch.inference_mode():
+        recording = recorder.record(lambda: proposer.propose(request))
+    return _Round(request, attention, recording)

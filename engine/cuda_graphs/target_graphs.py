@@ -1,0 +1,185 @@
+"""The target's pass over verify windows, recorded for each tier of batch sizes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.arrays import IntArray
+from engine.cuda_graphs.capture import GraphCapturer, Recording
+from engine.cuda_graphs.capture_sizes import CaptureSizes
+from engine.cuda_graphs.pinned import PinnedAttention
+from engine.cuda_graphs.scratch import ScratchPage
+from engine.runner.batch import ScheduleBatch
+from engine.runner.target_model import TargetModel, TargetOutput
+from engine.runner.transfer import upload
+from kv_pool import AttentionBackend, FixedBackend
+
+
+class GraphedTarget:
+    """A TargetModel whose small steps are replayed.
+
+        a share of 3 rows and one of 4, width 5, tier of 3:
+
+        rows     . . a d d  . a d d d  . . . . .
+        slots    S S 7 8 9  S 3 4 5 6  S S S S S      S: a slot of the scratch page
+
+    A share's rows stand at the end of its window, where causal attention lets them see what they
+    always see. The rest is padding: its keys and values go to the scratch page, which only the
+    sequences that are not there read. Steps in which nobody brings a draft have windows of their
+    own, one row wide. Steps with a longer share, or with a sequence that is shorter than a window,
+    run as they did.
+    """
+
+    def __init__(
+        self,
+        *,
+        eager: TargetModel,
+        make_target: Callable[[AttentionBackend], TargetModel],
+        attention: FixedBackend,
+        recorder: GraphCapturer,
+        capture_sizes: CaptureSizes,
+        width: int,
+        max_pages: int,
+        scratch: ScratchPage,
+        device: torch.device,
+    ) -> None:
+        """width: rows of a full verify window; max_pages: of a sequence and such a window.
+
+        make_target builds the same target over another attention. Records every tier, with full
+        windows and with single rows. Raises NoFixedPlan when a layer's attention cannot be had so.
+        """
+        self._eager = eager
+        self._capture_sizes = capture_sizes
+        self._widths = sorted({1, width})
+        self._scratch = scratch
+        self._device = device
+        self._windows: dict[tuple[int, int], _Window] = {}
+        for rows in reversed(self._widths):  # the largest first: the others fit into its memory
+            for size in reversed(capture_sizes.sizes):
+                attending = PinnedAttention(
+                    attention, num_sequences=size, query_len=rows, max_pages=max_pages
+                )
+                attending.update(
+                    kv_lens=_kv_lens([], size, rows), page_tables=self._tables([], size, rows)
+                )
+                self._windows[size, rows] = _record(
+                    make_target(attending), attending, recorder, size, rows, scratch.slot, device
+                )
+
+    @property
+    def vocab_size(self) -> int:
+        return self._eager.vocab_size
+
+    def forward(self, batch: ScheduleBatch) -> TargetOutput:
+        """See TargetModel.forward."""
+        size, width = self._capture_sizes.holding(len(batch.query_lens)), self._fitting(batch)
+        if size is None or width is None:
+            return self._eager.forward(batch)
+        window = self._windows[size, width]
+        rows = _padded_rows(batch.query_lens, width)
+        at, source = upload([rows, _sources(rows, size * width)], self._device)
+        window.stage(batch.token_ids, batch.positions, batch.slot_mapping, source)
+        window.attention.update(
+            kv_lens=_kv_lens(batch.kv_lens, size, width),
+            page_tables=self._tables(batch.page_tables, size, width),
+        )
+        window.recording.replay()
+        found = window.recording.outputs
+        return TargetOutput(found.logits[at[batch.logit_rows]], _rows(found.aux_hidden, at))
+
+    def _fitting(self, batch: ScheduleBatch) -> int | None:
+        """The narrowest windows that hold every share, for sequences as long as they are wide."""
+        longest, shortest = max(batch.query_lens), min(batch.kv_lens)
+        width = next((width for width in self._widths if width >= longest), None)
+        return width if width is not None and width <= shortest else None
+
+    def _tables(
+        self, tables: Sequence[Sequence[int]], size: int, width: int
+    ) -> list[Sequence[int]]:
+        nobody = self._scratch.table(width)
+        return [*tables, *[nobody] * (size - len(tables))]
+
+
+def _kv_lens(kv_lens: Sequence[int], size: int, width: int) -> list[int]:
+    """Sequences that are not there are as long as their window."""
+    return [*kv_lens, *[width] * (size - len(kv_lens))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """One tier and width: what its recording reads, and the recording."""
+
+    token_ids: Tensor  # [size * width], as are the next two
+    positions: Tensor
+    slots: Tensor
+    pads: tuple[Tensor, Tensor, Tensor]  # what a padded row has of each
+    attention: PinnedAttention
+    recording: Recording[TargetOutput]
+
+    def stage(self, token_ids: Tensor, positions: Tensor, slots: Tensor, source: Tensor) -> None:
+        """Copy a step's rows to their places; source: see _sources."""
+        buffers = (self.token_ids, self.positions, self.slots)
+        for buffer, values, pad in zip(
+            buffers, (token_ids, positions, slots), self.pads, strict=True
+        ):
+            torch.index_select(torch.cat([values, pad]), 0, source, out=buffer)
+
+
+def _record(
+    target: TargetModel,
+    attention: PinnedAttention,
+    recorder: GraphCapturer,
+    size: int,
+    width: int,
+    scratch_slot: int,
+    device: torch.device,
+) -> _Window:
+    num_rows = size * width
+
+    def integers(value: int, count: int = num_rows) -> Tensor:
+        return torch.full((count,), value, dtype=torch.long, device=device)
+
+    token_ids, positions, slots = integers(0), integers(0), integers(scratch_slot)
+    batch = ScheduleBatch(
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=slots,
+        logit_rows=torch.arange(num_rows, device=device),
+        draft_ids=integers(0, 0).view(0, 0),
+        num_drafts=integers(0, 0),
+        verify_rows=integers(0, 0).view(0, 1),
+        query_lens=(width,) * size,
+        kv_lens=(width,) * size,
+        page_tables=((),) * size,
+    )
+    with torch.inference_mode():
+        recording = recorder.record(lambda: target.forward(batch))
+    pads = (integers(0, 1), integers(0, 1), integers(scratch_slot, 1))
+    return _Window(token_ids, positions, slots, pads, attention, recording)
+
+
+def _padded_rows(query_lens: Sequence[int], width: int) -> IntArray:
+    """Where each packed row stands among the padded ones: at the end of its window."""
+    return np.concatenate(
+        [
+            np.arange((b + 1) * width - length, (b + 1) * width, dtype=np.int64)
+            for b, length in enumerate(query_lens)
+        ]
+    )
+
+
+def _sources(rows: IntArray, num_padded: int) -> IntArray:
+    """Which packed row each padded one takes; len(rows), one past the last, where there is none."""
+    sources = np.full(num_padded, len(rows), dtype=np.int64)
+    sources[rows] = np.arange(len(rows))
+    return sources
+
+
+def _rows(aux_hidden: Tensor, at: Tensor) -> Tensor:
+    """aux_hidden[at]; without taps there is nothing to choose, and it may be on the host."""
+    if aux_hidden.shape[1] == 0:
+        return aux_hidden.new_empty(len(at), 0)
+    return aux_hidden[at]

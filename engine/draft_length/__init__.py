@@ -1,0 +1,1 @@
+"""Chooses how many draft tokens each step verifies, from pass costs and acceptance rates."""

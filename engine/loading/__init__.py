@@ -1,0 +1,1 @@
+"""Loads target and draft checkpoints: quantization, fused norms, fingerprints, dtypes."""

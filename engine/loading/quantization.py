@@ -1,0 +1,57 @@
+"""`model.quantization`: the target's matrices in fewer bits, once, after it is loaded."""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from engine.config import EngineConfig
+from engine.cpu_kernels.decoder import matrices_of, why_unknown
+from engine.cpu_kernels.int8_linear import Int8Linear
+from engine.errors import LoadError
+from engine.loading.target import LoadedTarget
+from engine.runner.target_model import DecoderParts
+
+_DTYPES = (torch.float32, torch.bfloat16)
+_ACCEPTED = (nn.Linear, Int8Linear)  # the latter where it has been done before
+
+
+def quantise(config: EngineConfig, target: LoadedTarget, device: torch.device) -> LoadedTarget:
+    """The target with int8 products in its layers and head, if the config says so.
+
+    The model is changed in place. Its embedding stays as it is, for a step reads a row of it for
+    each token; whoever else holds a matrix, as a draft its target's head, keeps what it has.
+
+    Raises LoadError, changing nothing, for a target or a device that this is not made for.
+    """
+    if config.quantization == "none":
+        return target
+    reason = _why_not(target, device)
+    if reason is not None:
+        raise LoadError(
+            f"model.quantization is {config.quantization!r}, but {reason}; accepted here: none"
+        )
+    for layer in target.parts.layers:
+        for parent in list(layer.modules()):
+            for name, child in list(parent.named_children()):
+                if type(child) is nn.Linear:
+                    setattr(parent, name, Int8Linear.of(child))
+    head = target.parts.lm_head
+    if type(head) is nn.Linear:
+        target.model.set_output_embeddings(Int8Linear.of(head))  # type: ignore[operator]
+    return replace(target, parts=DecoderParts.of(target.model))
+
+
+def _why_not(target: LoadedTarget, device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return f"the device is {device.type}, and int8 is for the CPU"
+    if target.dtype not in _DTYPES:
+        return f"model.dtype is {str(target.dtype).removeprefix('torch.')}, not float32 or bfloat16"
+    unknown = why_unknown(target.model)
+    if unknown is not None:
+        return unknown
+    products = [m for layer in target.parts.layers for m in matrices_of(layer).values()]
+    others = {type(m).__name__ for m in (*products, target.parts.lm_head)} - {
+        kind.__name__ for kind in _ACCEPTED
+    }
+    return f"its layers are {', '.join(sorted(others))}, not plain ones" if others else None

@@ -1,0 +1,204 @@
+"""From a folder or hub id to a model that runs over the paged pool, or a clear refusal."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from engine.errors import LoadError
+from engine.loading.as_loaded import as_loaded
+from engine.runner import hf_attention as attention_hook
+from engine.runner.taps import Taps
+from engine.runner.target_model import DecoderParts
+
+_RECURRENT_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "chunked_attention"}
+_LENGTH_DEPENDENT_ROPE = {"longrope", "dynamic", "su"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTarget:
+    """A Hugging Face model and the facts about it that others need."""
+
+    model: nn.Module
+    parts: DecoderParts
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    max_len: int  # tokens, prompt and output
+    eos_ids: frozenset[int]
+    dtype: torch.dtype
+
+
+def load_target(
+    path: str,
+    *,
+    revision: str | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    trust_remote_code: bool,
+    max_model_len: int | None,
+) -> LoadedTarget:
+    """Load a causal language model for the paged pool.
+
+    Raises LoadError when the files are missing or the architecture cannot be served.
+    """
+    common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(path, **common)
+    except (OSError, ValueError, KeyError) as error:
+        raise LoadError(
+            f"model.path: cannot read a model at {path!r}: {_one_line(error)}"
+        ) from error
+    text_config = config.get_text_config()
+    refuse_unservable(text_config)
+    max_len = resolve_max_len(text_config, max_model_len)
+    attention_hook.register()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, config=copy.deepcopy(config), dtype=dtype, attn_implementation="eager", **common
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise LoadError(f"model.path: cannot load {path!r}: {_one_line(error)}") from error
+    model.eval().requires_grad_(False).to(device)
+    return describe_target(
+        model, max_len=max_len, dtype=dtype, generation=_generation(path, common)
+    )
+
+
+def describe_target(
+    model: nn.Module, *, max_len: int, dtype: torch.dtype, generation: Any = None
+) -> LoadedTarget:
+    """Facts of a model that is in memory already (tests build theirs)."""
+    attention_hook.register()
+    config = model.config.get_text_config()  # type: ignore[union-attr,operator]
+    try:
+        parts = DecoderParts.of(model)
+        num_layers = len(parts.layers)
+        vocab_size = parts.embedding.get_parameter("weight").shape[0]
+    except (AttributeError, TypeError) as error:
+        raise LoadError(f"this target is not built like a decoder: {error}") from error
+    return LoadedTarget(
+        model=model,
+        parts=parts,
+        num_layers=num_layers,
+        hidden_size=int(config.hidden_size),
+        vocab_size=vocab_size,
+        max_len=max_len,
+        eos_ids=eos_ids(generation, config),
+        dtype=dtype,
+    )
+
+
+@contextmanager
+def by_transformers_alone(model: nn.Module, attention: str = "eager") -> Iterator[None]:
+    """Within the block the model is as transformers made it, attending by `attention`."""
+    before = model.config._attn_implementation  # type: ignore[union-attr]
+    model.set_attn_implementation(attention)  # type: ignore[operator]
+    try:
+        with as_loaded(model):
+            yield
+    finally:
+        model.set_attn_implementation(before)  # type: ignore[operator]
+
+
+def dense_reference(
+    model: nn.Module, layer_ids: tuple[int, ...], ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The model's own logits [T, V] and tapped hidden states [T, A], without any pool."""
+    return _run_alone(model, layer_ids, ids)
+
+
+def dense_hidden_states(model: nn.Module, layer_ids: tuple[int, ...], ids: Tensor) -> Tensor:
+    """The tapped hidden states [T, A] of `dense_reference`, without the cost of all logits."""
+    return _run_alone(model, layer_ids, ids, logits_to_keep=1)[1]
+
+
+def _run_alone(
+    model: nn.Module, layer_ids: tuple[int, ...], ids: Tensor, **options: int
+) -> tuple[Tensor, Tensor]:
+    parts = DecoderParts.of(model)
+    last = len(parts.layers) - 1  # whose output transformers lists only after the final norm
+    taps = Taps(embedding=parts.embedding, layers=parts.layers, layer_ids=[last])
+    with by_transformers_alone(model), taps:
+        output = model(input_ids=ids, use_cache=False, output_hidden_states=True, **options)
+        unnormed = taps.take(ids.shape[1])
+    tapped = [
+        unnormed if layer_id == last else output.hidden_states[layer_id + 1][0]
+        for layer_id in layer_ids
+    ]
+    logits: Tensor = output.logits[0]
+    return logits, torch.cat(tapped, -1) if tapped else logits.new_zeros(ids.shape[1], 0)
+
+
+def eos_ids(generation: Any, config: Any) -> frozenset[int]:
+    """End-of-sequence ids: generation_config's list if there is one, else the config's."""
+    for source in (generation, config):
+        found = getattr(source, "eos_token_id", None)
+        if found is not None:
+            return frozenset(found if isinstance(found, list) else [found])
+    return frozenset()
+
+
+def refuse_unservable(config: Any) -> None:
+    """Raises LoadError for architectures whose state is not keys and values of the past."""
+    kinds = set(getattr(config, "layer_types", None) or [])
+    if kinds & _RECURRENT_LAYERS:
+        raise LoadError(
+            f"model type {config.model_type!r} has layers of kind "
+            f"{sorted(kinds & _RECURRENT_LAYERS)}: their state is not a list of keys and "
+            "values, so drafts cannot be taken back; accepted: full_attention, sliding_attention"
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise LoadError(
+            f"model type {config.model_type!r} is an encoder-decoder; accepted: decoders"
+        )
+
+
+def resolve_max_len(config: Any, wanted: int | None) -> int:
+    """Tokens that one request may have, prompt and output; raises LoadError beyond the model's."""
+    limit: int | None = getattr(config, "max_position_embeddings", None) or wanted
+    if limit is None:
+        raise LoadError("model.max_model_len: the model's config names no limit; set one")
+    if wanted is not None and wanted > limit:
+        raise LoadError(f"model.max_model_len is {wanted}; the model was made for at most {limit}")
+    max_len = wanted if wanted is not None else limit
+    for rope in _ropes(config):
+        _refuse_length_dependent_rope(rope, config, max_len, limit)
+    return max_len
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """The parameters of all layers' rotations: one set, or one for each kind of layer."""
+    found: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    return [each for each in found.values() if isinstance(each, dict)] or [found]
+
+
+def _refuse_length_dependent_rope(
+    rope: dict[str, Any], config: Any, max_len: int, limit: int
+) -> None:
+    """limit: the model's own, which is the original one where nothing else is named."""
+    if rope.get("rope_type") not in _LENGTH_DEPENDENT_ROPE:
+        return
+    name = "original_max_position_embeddings"
+    original = rope.get(name) or getattr(config, name, None) or limit
+    if max_len > original:
+        raise LoadError(
+            f"rope_type {rope['rope_type']!r} takes other frequencies beyond {original} tokens, "
+            f"for every sequence of a batch at once; set model.max_model_len to at most {original}"
+        )
+
+
+def _generation(path: str, common: dict[str, Any]) -> Any:
+    try:
+        return GenerationConfig.from_pretrained(path, **common)
+    except OSError:
+        return None
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

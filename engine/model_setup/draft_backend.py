@@ -1,0 +1,150 @@
+"""Chooses how the draft runs: by the fastest kernels that agree with PyTorch."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from draft import (
+    BlockKernel,
+    ContextKernel,
+    DSparkProposer,
+    NoDraft,
+    Proposer,
+    widening_linear,
+)
+from draft.calibration import Scaling
+from draft.network.matrices import matrices_dtype
+from engine.config import EngineConfig
+from engine.cpu_kernels.compiling import CpuKernelsUnavailable
+from engine.cpu_kernels.draft_context import CpuContextWriter
+from engine.cpu_kernels.draft_round import CpuDraftRound
+from engine.cpu_kernels.setup import DRAFT_ROWS, LINEAR_ROWS, Native
+from engine.draft_length.confidence_cutoff import ConfidenceThreshold, VerifyAll, VerifyBudget
+from engine.draft_length.cost_model import StepCosts
+from engine.draft_length.cost_profiling import CostRig, measure_costs
+from engine.draft_length.draft_budget import LoadBudget
+from engine.errors import LoadError
+from engine.loading.draft import LoadedDraft
+from engine.model_setup.draft_check import CONTEXTS, difference_of
+from kv_pool import AttentionBackend, KVPool
+
+logger = logging.getLogger(__name__)
+
+# Relative to the largest magnitude: rounding in another order, or of rows to bfloat16 before they
+# meet matrices of it, which is done where the CPU multiplies pairs.
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPath:
+    """How draft passes run, and why not faster."""
+
+    kernel: BlockKernel | None  # None: PyTorch runs every one
+    reason: str | None  # why kernel is None
+    chain_reason: str | None = None  # why PyTorch picks the tokens all the same
+
+    @property
+    def name(self) -> str:
+        return "native" if self.kernel is not None else "torch"
+
+
+def make_budget(config: EngineConfig, draft: LoadedDraft | None) -> VerifyBudget:
+    """Raises LoadError for a threshold without confidences to hold against it."""
+    threshold = config.confidence_threshold
+    if threshold is None or draft is None:
+        return VerifyAll()
+    if not draft.config.has_confidence_head:
+        raise LoadError(
+            "speculative.confidence.mode: found threshold, but the draft has no confidence head; "
+            "accepted: off"
+        )
+    fitted = draft.calibration
+    as_said = Scaling.identity(draft.config.block_size)
+    return ConfidenceThreshold(
+        threshold=threshold, scaling=as_said if fitted is None else fitted.scaling
+    )
+
+
+def make_draft_budget(
+    config: EngineConfig, draft: LoadedDraft | None, rig: CostRig, *, costs: StepCosts | None
+) -> LoadBudget | None:
+    """None lets every round verify its whole number. costs: None measures them."""
+    if draft is None or config.draft_budget == "always":
+        return None
+    if rig.max_len < 4 * rig.width:  # no room for a measured window, nor for anything to gain
+        return None
+    return LoadBudget(costs=costs or measure_costs(rig), num_draft_tokens=rig.width - 1)
+
+
+def choose_draft_path(
+    draft: LoadedDraft | None, pool: KVPool, *, native: Native | None, reason: str | None
+) -> DraftPath:
+    """The native pass if there is one for this draft and it agrees; reason: why native is None."""
+    if draft is None or native is None:
+        return DraftPath(None, reason)
+
+    def kernel_over(some_pool: KVPool, max_rows: int) -> CpuDraftRound:
+        return CpuDraftRound(
+            kernels=native.kernels,
+            network=draft.network,
+            pool=some_pool,
+            max_rows=max_rows,
+            num_threads=native.num_threads,
+        )
+
+    num_slots = draft.config.num_slots
+    try:
+        difference = difference_of(
+            draft.network, lambda small: kernel_over(small, len(CONTEXTS) * num_slots)
+        )
+        if not difference <= _TOLERANCE[matrices_dtype(draft.network)]:  # NaN fails too
+            logger.warning("native draft passes differ from PyTorch's by %.1e", difference)
+            return DraftPath(None, "it does not agree with PyTorch")
+        kernel = kernel_over(pool, DRAFT_ROWS)
+    except CpuKernelsUnavailable as error:
+        return DraftPath(None, str(error))
+    return DraftPath(kernel, None, kernel.chain_reason)
+
+
+def make_proposer(
+    config: EngineConfig,
+    draft: LoadedDraft | None,
+    pool: KVPool,
+    attention: AttentionBackend,
+    *,
+    native: Native | None,
+    path: DraftPath,
+    fused: ContextKernel | None,
+) -> Proposer:
+    """The draft over the pool. `fused` writes context where no native kernel does.
+
+    Raises LoadError when the stacked writer is asked for in vain.
+    """
+    if draft is None:
+        return NoDraft()
+    linear = native.linear if native is not None else widening_linear
+    try:
+        return DSparkProposer(
+            network=draft.network,
+            pool=pool,
+            attention=attention,
+            context_kv=config.stacked_context_kv,
+            linear=linear,
+            block_kernel=path.kernel,
+            context_kernel=context_kernel(native) or fused,
+        )
+    except ValueError as error:
+        raise LoadError(f"speculative.stacked_context_kv is 'on': {error}") from error
+
+
+def context_kernel(native: Native | None) -> ContextKernel | None:
+    """For any draft and pool in float32 on the CPU; PyTorch writes what it declines."""
+    if native is None:
+        return None
+    return CpuContextWriter(
+        kernels=native.kernels,
+        linear=native.linear,
+        max_rows=LINEAR_ROWS,
+        num_threads=native.num_threads,
+    )

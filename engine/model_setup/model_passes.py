@@ -1,0 +1,125 @@
+"""What a step runs: both models over one pool, recorded where the device has graphs."""
+
+from dataclasses import dataclass
+
+import torch
+
+from draft import Proposer
+from engine.config import EngineConfig
+from engine.cuda_graphs.building import CaptureLimits as GraphLimits
+from engine.cuda_graphs.building import Graphs, record_graphs
+from engine.cuda_graphs.scratch import ScratchPage
+from engine.model_setup.draft_backend import DraftPath, choose_draft_path, make_proposer
+from engine.model_setup.memory_plan import MemoryPlan
+from engine.model_setup.pool_sizing import plan_pool
+from engine.model_setup.prepared_models import PreparedModels
+from engine.model_setup.target_backend import make_target
+from engine.platform.auto_settings import resolve_num_draft_tokens
+from engine.runner.target_model import Target, TargetModel
+from engine.scheduler.request_limits import served_len
+from kv_pool import KVPool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPasses:
+    """The target's and the draft's passes, and the memory they share."""
+
+    memory: MemoryPlan
+    pool: KVPool
+    graphs: Graphs
+    draft_path: DraftPath
+    max_len: int  # tokens that one request may have
+
+    @property
+    def target(self) -> Target:
+        return self.graphs.target
+
+    @property
+    def proposer(self) -> Proposer:
+        return self.graphs.proposer
+
+
+def make_model_passes(
+    config: EngineConfig, models: PreparedModels, device: torch.device
+) -> ModelPasses:
+    """Size the pool and put both models over it. Raises LoadError when memory does not suffice."""
+    device_backend = models.device_backend
+    attention = device_backend.make_attention(config.page_size)
+    memory = plan_pool(
+        config,
+        target=models.target,
+        draft=models.draft,
+        probe=models.probe,
+        attention=attention,
+        records_graphs=device_backend.recorder is not None,
+        device=device,
+    )
+    pool = _make_pool(memory, models, device)
+    draft_path = choose_draft_path(models.draft, pool, native=models.native, reason=models.reason)
+    proposer = make_proposer(
+        config,
+        models.draft,
+        pool,
+        device_backend.make_attention(config.page_size),
+        native=models.native,
+        path=draft_path,
+        fused=device_backend.context_kernel,
+    )
+    runner = make_target(
+        models.target,
+        pool,
+        tap_layers=models.tap_layers,
+        native=models.path.native,
+        attention=attention,
+    )
+    max_len = served_len(
+        model_len=models.target.max_len, pool_tokens=memory.num_tokens, num_slots=models.num_slots
+    )
+    graphs = _record_graphs(config, models, runner, proposer, pool, max_len, device)
+    return ModelPasses(memory, pool, graphs, draft_path, max_len)
+
+
+def _make_pool(memory: MemoryPlan, models: PreparedModels, device: torch.device) -> KVPool:
+    """The storages, with one page more than is ever handed out where graphs need it for padding."""
+    draft, shapes = models.draft, models.probe.shapes
+    return KVPool(
+        num_pages=memory.num_pages + (models.device_backend.recorder is not None),
+        page_size=memory.page_size,
+        target_shapes=[shapes[layer] for layer in sorted(shapes)],
+        target_dtype=models.target.dtype,
+        num_draft_layers=draft.config.num_layers if draft is not None else 0,
+        draft_shape=draft.config.kv_shape if draft is not None else None,
+        draft_dtype=draft.network.dtype if draft is not None else None,
+        device=device,
+    )
+
+
+def _record_graphs(
+    config: EngineConfig,
+    models: PreparedModels,
+    eager: TargetModel,
+    proposer: Proposer,
+    pool: KVPool,
+    max_len: int,
+    device: torch.device,
+) -> Graphs:
+    """Both models' passes recorded, where the device has graphs."""
+    device_backend = models.device_backend
+    if device_backend.recorder is None:
+        return Graphs(eager, proposer, (), device_backend.graphs_reason)
+    return record_graphs(
+        target=eager,
+        proposer=proposer,
+        make_target=lambda attention: make_target(
+            models.target, pool, tap_layers=models.tap_layers, native=None, attention=attention
+        ),
+        make_attention=lambda: device_backend.make_attention(config.page_size),
+        recorder=device_backend.recorder,
+        limits=GraphLimits(
+            max_running=config.max_running_requests,
+            max_len=max_len,
+            width=resolve_num_draft_tokens(config, proposer.block_size) + 1,
+        ),
+        scratch=ScratchPage(page=pool.num_pages - 1, page_size=pool.page_size),
+        device=device,
+    )

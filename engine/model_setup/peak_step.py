@@ -1,0 +1,115 @@
+"""The largest step that an engine may run, computed on nonsense: the memory it takes is real."""
+
+from dataclasses import dataclass
+
+import torch
+
+from draft import Proposer
+from engine.api import EngineSamplingParams, Request
+from engine.runner.batch import batch_of_rows, build_batch, build_block_request
+from engine.runner.target_model import Target
+from engine.sampling.uniforms import plan_uniforms
+from engine.sampling.verify_step import StepOptions, verify_step
+from engine.scheduler.plan import ScheduledSequence, StepPlan
+from engine.scheduler.sequence import SequenceState
+from kv_pool import PageTable
+
+# Every option that makes tensors as long as the vocabulary.
+_EVERYTHING = EngineSamplingParams(
+    max_new_tokens=1 << 20,
+    temperature=1.0,
+    top_k=50,
+    top_p=0.9,
+    min_p=0.05,
+    repetition_penalty=1.1,
+    num_logprobs=5,
+    prompt_logprobs_from=0,
+)
+_NOTHING = EngineSamplingParams(max_new_tokens=1 << 20)
+_TAIL_ROWS, _TAIL_KEYS = 64, 1024  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PeakStep:
+    """A round of every sequence that may run, beside a full chunk of one more prompt.
+
+    All of them live on the same pages: a pool of `num_pages` holds the step.
+    """
+
+    max_running: int  # sequences
+    num_draft_tokens: int  # verified in a round
+    num_slots: int  # of a draft block
+    chunk_tokens: int  # 0: rounds alone, of requests that ask for nothing
+    page_size: int  # tokens
+
+    @property
+    def num_pages(self) -> int:
+        longest = max(self.chunk_tokens, 1 + max(self.num_slots, self.num_draft_tokens + 1))
+        return -(-longest // self.page_size)
+
+    def plan(self) -> StepPlan:
+        params = _EVERYTHING if self.chunk_tokens else _NOTHING
+        rounds = [
+            ScheduledSequence(
+                seq=self._sequence(2, 1, params),
+                start=1,
+                stop=2,
+                num_drafts=self.num_draft_tokens,
+                samples=True,
+            )
+            for _ in range(self.max_running)
+        ]
+        if not self.chunk_tokens:
+            return StepPlan(tuple(rounds))
+        chunk = ScheduledSequence(
+            seq=self._sequence(self.chunk_tokens, self.chunk_tokens, params),
+            start=0,
+            stop=self.chunk_tokens,
+            num_drafts=0,
+            samples=True,
+            logprob_rows=range(self.chunk_tokens - 1),
+        )
+        return StepPlan((*rounds, chunk))
+
+    def run(self, target: Target, proposer: Proposer, *, device: torch.device) -> None:
+        """What EngineCore.step does with such a plan, but for the scheduler's part."""
+        plan, vocab_size = self.plan(), target.vocab_size
+        draws = plan_uniforms(plan, block_size=proposer.block_size, device=device)
+        block = None
+        if plan.drafting:
+            sampling = draws.block if draws is not None else None
+            block = proposer.propose(
+                build_block_request(
+                    plan.drafting, sampling, num_slots=self.num_slots, device=device
+                )
+            )
+        options = StepOptions.of(plan, vocab_size=vocab_size, device=device)
+        batch = build_batch(plan, block, device=device)
+        output = target.forward(batch)
+        verify_step(plan, batch, block, output.logits, draws, options)
+        if proposer.block_size > 0:
+            proposer.write_context(output.aux_hidden, batch.positions, batch.slot_mapping)
+
+    def run_tail(self, target: Target, *, max_len: int, device: torch.device) -> None:
+        """The end of a prompt whose beginning is there already, as a conversation's next turn is.
+
+        Attention cuts up the keys of few rows that see many, by a kernel that nothing else here
+        needs. It is built now, or for the first who waits for it. max_len: of the target, tokens.
+        """
+        stop = min(_TAIL_KEYS, max_len)
+        ids = torch.zeros(stop, dtype=torch.long, device=device)
+        table = [0] * -(-stop // self.page_size)
+        rows = ids, table, max(0, stop - _TAIL_ROWS), stop
+        target.forward(batch_of_rows([rows], page_size=self.page_size))
+
+    def _sequence(
+        self, length: int, num_prompt: int, params: EngineSamplingParams
+    ) -> SequenceState:
+        return SequenceState(
+            request=Request("largest step", (0,) * num_prompt, params),
+            arrival=0,
+            seed=0,
+            arrived_at=0.0,
+            table=PageTable(self.page_size, range(self.num_pages)),
+            token_ids=[0] * length,
+        )

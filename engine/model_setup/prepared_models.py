@@ -1,0 +1,126 @@
+"""Both models as they will run: checked against themselves, with the fastest paths that agree."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from engine.config import EngineConfig
+from engine.cpu_kernels.compiling import CpuKernelsUnavailable
+from engine.cpu_kernels.large_pages import settle
+from engine.cpu_kernels.linear import speed_up
+from engine.cpu_kernels.setup import Native, prepare_cpu_kernels
+from engine.loading.draft import LoadedDraft
+from engine.loading.draft_dtype import choose_precision
+from engine.loading.fused_norms import fuse_norms
+from engine.loading.quantization import quantise
+from engine.loading.target import LoadedTarget
+from engine.model_setup.device_backend import DeviceBackend, choose_device_backend
+from engine.model_setup.draft_check import check_device_backend
+from engine.model_setup.memory_plan import size_text
+from engine.model_setup.target_backend import TargetPath, choose_path
+from engine.model_setup.target_check import ShapeProbe, probe_shapes, run_alone
+from engine.runner import hf_attention as attention_hook
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModels:
+    """What is known of both models before there is a pool."""
+
+    target: LoadedTarget
+    draft: LoadedDraft | None
+    tap_layers: tuple[int, ...]  # of the target's passes
+    probe: ShapeProbe
+    native: Native | None  # kernels for the linear layers and the draft
+    reason: str | None  # why native is None
+    path: TargetPath
+
+    @property
+    def device_backend(self) -> DeviceBackend:
+        return self.path.device_backend
+
+    @property
+    def block_size(self) -> int:
+        return self.draft.config.block_size if self.draft is not None else 0
+
+    @property
+    def num_slots(self) -> int:
+        return self.draft.config.num_slots if self.draft is not None else 0
+
+
+def prepare_models(
+    config: EngineConfig,
+    *,
+    target: LoadedTarget,
+    draft: LoadedDraft | None,
+    tap_layers: tuple[int, ...] | None,
+    device_backend: DeviceBackend | None,
+    device: torch.device,
+) -> PreparedModels:
+    """Quantise, ask the target for reference answers, and choose paths that give the same.
+
+    See `wire_engine` for the arguments. Raises LoadError when the target fails its self-check.
+    """
+    target = quantise(config, target, device)
+    target.model.set_attn_implementation(attention_hook.IMPLEMENTATION)  # type: ignore[operator]
+    probe = probe_shapes(target.model, num_layers=target.num_layers, device=device)
+    if draft is not None:
+        assert tap_layers is None, "a draft reads its own taps"
+        tap_layers = draft.config.tap_layers
+    tap_layers = tap_layers or ()
+    reference = run_alone(
+        target.model, probe=probe, tap_layers=tap_layers, vocab_size=target.vocab_size
+    )
+    if device.type == "cuda":
+        fuse_norms(target.model)
+    native, reason = _prepare_cpu_kernels(config, target, draft, device)
+    device_backend = device_backend or choose_device_backend(config, device)
+    if draft is not None:
+        device_backend = check_device_backend(draft.network, device_backend, device=device)
+    path = choose_path(
+        target,
+        reference,
+        tap_layers=tap_layers,
+        probe=probe,
+        native=native,
+        reason=reason,
+        device_backend=device_backend,
+        device=device,
+    )
+    return PreparedModels(target, draft, tap_layers, probe, native, reason, path)
+
+
+def _prepare_cpu_kernels(
+    config: EngineConfig,
+    target: LoadedTarget,
+    draft: LoadedDraft | None,
+    device: torch.device,
+) -> tuple[Native | None, str | None]:
+    """Native kernels for both models' linear layers, or the reason why not."""
+    native, reason = None, None
+    try:
+        native = prepare_cpu_kernels(
+            wanted=config.native_kernels != "off", dtype=target.dtype, device=device
+        )
+    except CpuKernelsUnavailable as error:
+        reason = str(error)
+    if draft is not None:
+        choose_precision(config, draft.network, native=native, device=device)
+    if native is None:
+        return None, reason
+    moved = settle(target.model, borrowers=[draft.network] if draft is not None else [])
+    speed_up(target.model, native.linear, native.int8_product)
+    if draft is not None:
+        moved += settle(draft.network, besides=_to_be_stacked(draft))
+    if moved:
+        logger.info("moved %s of weights into large pages; none is held twice", size_text(moved))
+    return native, None
+
+
+def _to_be_stacked(draft: LoadedDraft) -> list[nn.Parameter]:
+    """What the context writer gathers in a storage of its own: moved before, it would lie twice."""
+    owners = [m for a in draft.network.attentions for m in (a.k_proj, a.v_proj, a.k_norm)]
+    return [parameter for owner in owners for parameter in owner.parameters()]

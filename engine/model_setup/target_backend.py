@@ -1,0 +1,151 @@
+"""Chooses how the target runs: checked against itself, with the fastest path that agrees."""
+
+import copy
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from engine.cpu_kernels.compiling import CpuKernelsUnavailable
+from engine.cpu_kernels.decoder import CpuDecoder, require_known
+from engine.cpu_kernels.setup import Native
+from engine.errors import LoadError
+from engine.loading.target import LoadedTarget
+from engine.model_setup.device_backend import DeviceBackend
+from engine.model_setup.target_check import (
+    DenseReference,
+    ShapeProbe,
+    TargetCheck,
+    check_target,
+    run_alone,
+)
+from engine.platform.host import available_memory_bytes
+from engine.runner.target_model import TargetModel
+from kv_pool import AttentionBackend, KVPool
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPath:
+    """How the target's steps run, and why not faster."""
+
+    check: TargetCheck
+    device_backend: DeviceBackend  # whose attention was checked
+    native: Native | None  # None: transformers runs every step
+    reason: str | None  # why native is None
+
+    @property
+    def name(self) -> str:
+        return "native" if self.native is not None else "transformers"
+
+
+def choose_path(
+    target: LoadedTarget,
+    reference: DenseReference,
+    *,
+    tap_layers: tuple[int, ...],
+    probe: ShapeProbe,
+    native: Native | None,
+    reason: str | None,
+    device_backend: DeviceBackend,
+    device: torch.device,
+) -> TargetPath:
+    """Check transformers' path with the device's attention, then the native one if there is one.
+
+    Raises LoadError when the target cannot be served at all, or not by an attention that was
+    asked for by name. An attention of the device's own choice, or a native path, that cannot be
+    had or does not agree is only left out.
+    """
+
+    def check(
+        chosen: DeviceBackend, with_native: Native | None, expected: DenseReference = reference
+    ) -> TargetCheck:
+        return check_target(
+            expected,
+            make_target=lambda pool: make_target(
+                target,
+                pool,
+                tap_layers=tap_layers,
+                native=with_native,
+                attention=chosen.make_attention(pool.page_size),
+            ),
+            probe=probe,
+            dtype=target.dtype,
+            device=device,
+        )
+
+    by_transformers = None
+    while by_transformers is None:
+        try:
+            by_transformers = check(device_backend, None)
+        except Exception as error:  # a kernel's compiler raises what it likes
+            if device_backend.attention == "reference" or device_backend.attention_demanded:
+                raise
+            logger.warning("attention by %s is left out: %s", device_backend.attention, error)
+            why = f"{device_backend.attention} attention does not do this target here"
+            device_backend = device_backend.slower(why, device)
+    if native is None:
+        return TargetPath(by_transformers, device_backend, None, reason)
+    try:
+        require_known(target.model, native.kernels)
+        in_float32 = _in_float32(target, reference, tap_layers=tap_layers, probe=probe)
+        return TargetPath(check(device_backend, native, in_float32), device_backend, native, None)
+    except CpuKernelsUnavailable as error:
+        return TargetPath(by_transformers, device_backend, None, str(error))
+    except LoadError as error:
+        logger.warning("the native decoder does not agree with the model: %s", error)
+        no = "it does not agree with the model"
+        return TargetPath(by_transformers, device_backend, None, no)
+
+
+def _in_float32(
+    target: LoadedTarget,
+    reference: DenseReference,
+    *,
+    tap_layers: tuple[int, ...],
+    probe: ShapeProbe,
+) -> DenseReference:
+    """What a native pass should say: it computes in float32, whatever precision weights have.
+
+    PyTorch rounds after every operation, and can be further from the truth than any tolerance
+    that would still find a mistake. Raises CpuKernelsUnavailable without memory for the comparison.
+    """
+    if target.dtype == torch.float32:
+        return reference
+    needed = sum(6 * p.numel() for p in target.model.parameters())  # a copy, and one in float32
+    available = available_memory_bytes()
+    if available is not None and needed > available:
+        raise CpuKernelsUnavailable("there is too little memory to check it against float32")
+    model = copy.deepcopy(target.model).float()
+    return run_alone(model, probe=probe, tap_layers=tap_layers, vocab_size=target.vocab_size)
+
+
+def make_target(
+    target: LoadedTarget,
+    pool: KVPool,
+    *,
+    tap_layers: tuple[int, ...],
+    native: Native | None,
+    attention: AttentionBackend,
+) -> TargetModel:
+    """The target over a pool. Raises CpuKernelsUnavailable if `native` cannot run this model."""
+    decoder = None
+    if native is not None:
+        decoder = CpuDecoder(
+            kernels=native.kernels,
+            model=target.model,
+            pool=pool,
+            tap_layers=tap_layers,
+            max_len=target.max_len,
+            max_rows=native.decoder_rows,
+            num_threads=native.num_threads,
+        )
+    return TargetModel(
+        model=target.model,
+        tap_layers=tap_layers,
+        pool=pool,
+        attention=attention,
+        vocab_size=target.vocab_size,
+        native=decoder,
+    )

@@ -1,0 +1,186 @@
+"""Before a target is served: does it say the same through the paged pool as by itself?"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from engine.errors import LoadError
+from engine.loading.target import dense_reference
+from engine.runner.batch import batch_of_rows
+from engine.runner.hf_attention import UnsupportedAttention
+from engine.runner.target_model import TargetModel, run_model
+from kv_pool import KVPool, KVShape
+
+_NUM_TOKENS = 24
+_CHUNK = 7  # tokens of one sequence in one pass
+_CHEAP_WINDOW = 512  # windows up to here are exceeded by the check
+CHECK_PAGE_SIZE = 4  # tokens
+# Largest accepted difference, relative to the largest logit; the reference is computed in the
+# same precision, so this is rounding in another order and not error.
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
+
+
+@dataclass(slots=True)
+class ShapeProbe:
+    """Stands where the pool will stand, and notes what each layer would store."""
+
+    shapes: dict[int, KVShape] = field(default_factory=dict)
+    windows: dict[int, int | None] = field(default_factory=dict)
+
+    def attend(
+        self,
+        layer: int,
+        query: Float[Tensor, "T H D"],
+        keys: Float[Tensor, "T Hkv D"],
+        values: Float[Tensor, "T Hkv Dv"],
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Float[Tensor, "T H Dv"]:
+        self.shapes[layer] = KVShape(keys.shape[1], keys.shape[2], values.shape[2])
+        self.windows[layer] = window
+        return query.new_zeros(*query.shape[:2], values.shape[2])
+
+
+@torch.inference_mode()
+def probe_shapes(model: nn.Module, *, num_layers: int, device: torch.device) -> ShapeProbe:
+    """Run one token through the model to learn each layer's key and value shapes.
+
+    Raises LoadError when a layer does not go through the attention interface.
+    """
+    probe = ShapeProbe()
+    one = torch.zeros(1, dtype=torch.long, device=device)
+    try:
+        run_model(model, one, one, one, probe)
+    except (UnsupportedAttention, TypeError) as error:
+        raise LoadError(f"this target cannot be served: {error}") from error
+    missing = sorted(set(range(num_layers)) - set(probe.shapes))
+    if missing:
+        raise LoadError(
+            f"this target cannot be served: layers {missing} keep no keys and values through "
+            "transformers' attention interface (recurrent or linear attention?)"
+        )
+    return probe
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCheck:
+    """What the check found: differences relative to the largest magnitude of the reference."""
+
+    num_tokens: int
+    logits_difference: float
+    taps_difference: float
+
+
+@dataclass(frozen=True, slots=True)
+class DenseReference:
+    """What the model says by itself to a few tokens, without any pool."""
+
+    ids: Int[Tensor, " T"]
+    logits: Float[Tensor, "T V"]
+    taps: Float[Tensor, "T A"]
+
+
+@torch.inference_mode()
+def run_alone(
+    model: nn.Module, *, probe: ShapeProbe, tap_layers: tuple[int, ...], vocab_size: int
+) -> DenseReference:
+    """Run the model as transformers made it over enough tokens to see its windows at work."""
+    num_tokens = _num_tokens(probe)
+    device = next(model.parameters()).device
+    ids = torch.arange(num_tokens, device=device) * 7919 % vocab_size
+    logits, taps = dense_reference(model, tap_layers, ids[None])
+    return DenseReference(ids, logits, taps)
+
+
+@torch.inference_mode()
+def check_target(
+    reference: DenseReference,
+    *,
+    make_target: Callable[[KVPool], TargetModel],
+    probe: ShapeProbe,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> TargetCheck:
+    """Compare packed, chunked, paged logits and taps with the model's own dense ones.
+
+    make_target builds the target over a small pool of this check. Raises LoadError on a
+    difference beyond rounding.
+    """
+    logits, taps = _run_paged(reference.ids, make_target, probe, dtype, device)
+    found = TargetCheck(
+        len(reference.ids),
+        _relative_difference(logits, reference.logits),
+        _relative_difference(taps, reference.taps),
+    )
+    limit = _TOLERANCE[dtype]
+    worst = max(found.logits_difference, found.taps_difference)
+    if not worst <= limit:  # NaN fails too
+        raise LoadError(
+            f"this target cannot be served: its logits through the paged pool differ from its "
+            f"own by {found.logits_difference:.1e} of the largest, its tapped hidden states by "
+            f"{found.taps_difference:.1e}; accepted is {limit:.0e}"
+        )
+    return found
+
+
+def _num_tokens(probe: ShapeProbe) -> int:
+    cheap = [w for w in probe.windows.values() if w is not None and w <= _CHEAP_WINDOW]
+    return max(_NUM_TOKENS, *(w + 8 for w in cheap)) if cheap else _NUM_TOKENS
+
+
+def _run_paged(
+    ids: Int[Tensor, " T"],
+    make_target: Callable[[KVPool], TargetModel],
+    probe: ShapeProbe,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Float[Tensor, "2 T V"], Float[Tensor, "2 T A"]]:
+    """The same tokens as two sequences in one pool, both in chunks, one a chunk behind the other.
+
+    So every pass but the first and last packs two sequences at different positions, with pages
+    of the one lying between those of the other. Both must say what the dense model says.
+    """
+    num_pages = -(-len(ids) // CHECK_PAGE_SIZE)
+    pool = KVPool(
+        num_pages=2 * num_pages,
+        page_size=CHECK_PAGE_SIZE,
+        target_shapes=[probe.shapes[layer] for layer in sorted(probe.shapes)],
+        target_dtype=dtype,
+        device=device,
+    )
+    target = make_target(pool)
+    tables = [list(range(0, 2 * num_pages, 2)), list(range(1, 2 * num_pages, 2))]
+
+    chunks = [(at, min(at + _CHUNK, len(ids))) for at in range(0, len(ids), _CHUNK)]
+    logits: list[list[Tensor]] = [[], []]
+    taps: list[list[Tensor]] = [[], []]
+    for turn in range(len(chunks) + 1):
+        pieces = [(b, *chunks[turn - b]) for b in (0, 1) if 0 <= turn - b < len(chunks)]
+        batch = batch_of_rows(
+            [(ids, tables[b], start, stop) for b, start, stop in pieces],
+            page_size=CHECK_PAGE_SIZE,
+        )
+        output = target.forward(batch)
+        sizes = [stop - start for _, start, stop in pieces]
+        split = zip(
+            pieces,
+            torch.split(output.logits, sizes),
+            torch.split(output.aux_hidden, sizes),
+            strict=True,
+        )
+        for (b, _, _), own_logits, own_taps in split:
+            logits[b].append(own_logits.clone())  # a target may reuse its buffers
+            taps[b].append(own_taps.clone())
+    return torch.stack([torch.cat(x) for x in logits]), torch.stack([torch.cat(x) for x in taps])
+
+
+def _relative_difference(found: Tensor, expected: Tensor) -> float:
+    if expected.numel() == 0:
+        return 0.0
+    return float((found.float() - expected.float()).abs().max() / expected.float().abs().max())

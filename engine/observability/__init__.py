@@ -1,0 +1,1 @@
+"""Reports what the engine does: start report, metrics, statistics log, profiler, monitor."""

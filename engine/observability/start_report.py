@@ -1,0 +1,124 @@
+"""What an engine is and does here and why, in sentences: for the log at start and for the doctor.
+
+Made from `EngineInfo.details` alone; importing this loads no torch.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from engine.model_setup.memory_plan import GIB, size_text
+
+Row = tuple[str, str]  # what it is about, and what there is to say
+
+_KERNELS = {"native": "native kernels", "torch": "PyTorch", "transformers": "transformers"}
+_STACKED = "one product writes all layers of the draft's context"
+
+
+def start_rows(details: Mapping[str, Any]) -> list[Row]:
+    """details: as `engine.describe` makes them."""
+    return [*_target_rows(details), *_draft_rows(details), *_memory_rows(details)]
+
+
+def _target_rows(details: Mapping[str, Any]) -> Iterator[Row]:
+    target = details["target"]
+    check, steps = target["self_check"], target["small_steps"]
+    count = details["torch_threads"]
+    threads = f", {count} thread{'s' * (count != 1)}" if details["device"] == "cpu" else ""
+    yield "device", f"{details['device']}, {details['dtype']}{threads}"
+    quantised = "" if target["quantization"] == "none" else f", in {target['quantization']}"
+    yield (
+        "target",
+        f"{target['type']} of {target['layers']} layers from {target['path']}{quantised}, up to "
+        f"{target['max_model_len']} tokens",
+    )
+    yield (
+        "self-check",
+        f"over {check['tokens']} tokens logits are within {check['logits_difference']:.1e} of the "
+        "model's own",
+    )
+    yield "target's steps", f"run by {_KERNELS[steps['path']]}{_because(steps['reason'])}"
+    yield "attention", f"{details['attention']}{_because(details['attention_reason'])}"
+    graphs = details["graphs"]
+    capture_sizes = f"for batches of {_listed(graphs['tiers'])}" if graphs["tiers"] else "none"
+    yield "graphs", f"{capture_sizes}{_because(graphs['reason'])}"
+
+
+def _draft_rows(details: Mapping[str, Any]) -> Iterator[Row]:
+    draft = details["draft"]
+    if draft is None:
+        yield "draft", "none; plain decoding"
+        return
+    yield (
+        "draft",
+        f"{draft['layers']} layers from {draft['path']}, matrices in {draft['matrices']}, taps "
+        f"{_listed(draft['tap_layers'])}",
+    )
+    yield (
+        "draft blocks",
+        f"{draft['block_size']} draft tokens, of which {draft['num_draft_tokens']} are verified at "
+        "most (anchor and bonus not counted)",
+    )
+    yield from _budget_rows(draft["budget"])
+    if draft["confidence_threshold"] is not None:
+        by = "calibrated" if draft["calibrated"] else "uncalibrated"
+        yield (
+            "confidence",
+            "draft tokens are verified while the block stands up to them with a chance of "
+            f"{draft['confidence_threshold']:g}, by {by} confidences",
+        )
+    passes, context_kv = draft["passes"], details["context_kv"]
+    yield (
+        "draft passes",
+        f"run by {_KERNELS[passes['path']]}, tokens picked by {_KERNELS[passes['chain']]}"
+        f"{_because(passes['reason'] or passes['chain_reason'])}",
+    )
+    yield (
+        "context KV",
+        f"{context_kv['path']} (mode {context_kv['mode']}): {context_kv['reason'] or _STACKED}",
+    )
+
+
+def _budget_rows(budget: Mapping[str, Any]) -> Iterator[Row]:
+    if budget["mode"] == "always":
+        yield "draft budget", "always: every round verifies its whole number"
+        return
+    most = ", ".join(
+        f"{count} if tokens stand with a chance of {chance}"
+        for chance, count in budget["most_sequences_by_chance"].items()
+    )
+    yield "draft budget", f"auto: most sequences at once for which drafts pay: {most}"
+    for about, by, table in (
+        ("target pass", "rows", budget["pass_ms_by_rows"]),
+        ("single rows", "sequences", budget["single_row_pass_ms_by_sequences"]),
+        ("draft pass", "sequences", budget["draft_ms_by_sequences"]),
+    ):
+        if table is not None:
+            points = ", ".join(f"{size}: {ms:.3g}" for size, ms in table.items())
+            yield about, f"milliseconds by {by}, as measured: {points}"
+
+
+def _memory_rows(details: Mapping[str, Any]) -> Iterator[Row]:
+    memory = details["memory"]
+    sizes = {
+        "target": memory["target_gib"],
+        "draft": memory["draft_gib"],
+        "largest step": memory["step_gib"],
+        "graphs": memory["graphs_gib"],
+    }
+    # What there is none of, or was not measured, is left out.
+    taken = [f"{name} {size_text(GIB * size)}" for name, size in sizes.items() if size]
+    yield "memory", ", ".join([*taken, f"KV pool {size_text(GIB * memory['pool_gib'])}"])
+    yield (
+        "KV pool",
+        f"{memory['num_pages']} pages of {memory['page_size']} tokens = {memory['tokens']} tokens, "
+        f"by {memory['budget']}",
+    )
+    yield "longest request", f"{details['max_len']} tokens, prompt and output together"
+
+
+def _because(reason: str | None) -> str:
+    return f" ({reason})" if reason else ""
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,1 @@
+"""Describes the host and its devices: cores, memory, OpenMP, cache folder, timers."""

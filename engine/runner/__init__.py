@@ -1,0 +1,1 @@
+"""Runs the target model over packed batches: transfers, attention hook, hidden-state taps."""

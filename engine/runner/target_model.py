@@ -1,0 +1,171 @@
+"""The target: any Hugging Face decoder, run over packed rows and paged keys and values.
+
+A pass is one native call where there are kernels for the device and the model, and transformers'
+own layers otherwise. On a GPU passes over small windows are replayed: see engine.graphs.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from engine.runner.batch import ScheduleBatch
+from engine.runner.hf_attention import IMPLEMENTATION, LayerAttention
+from engine.runner.taps import Taps
+from kv_pool import AttentionBackend, AttentionPlan, KVPool
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOutput:
+    """What one pass leaves behind."""
+
+    logits: Float[Tensor, "R V"]  # of batch.logit_rows only
+    aux_hidden: Float[Tensor, "T A"]  # every row's tapped hidden states; A = 0 without taps
+
+
+@dataclass(frozen=True, slots=True)
+class PagedAttention:
+    """A step's attention: write this step's keys and values, then attend over pages."""
+
+    pool: KVPool
+    plan: AttentionPlan
+    slots: Int[Tensor, " T"]
+
+    def attend(
+        self,
+        layer: int,
+        query: Float[Tensor, "T H D"],
+        keys: Float[Tensor, "T Hkv D"],
+        values: Float[Tensor, "T Hkv Dv"],
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Float[Tensor, "T H Dv"]:
+        self.pool.write_target(layer, self.slots, keys, values)
+        return self.plan.attend(
+            query,
+            self.pool.target_keys(layer),
+            self.pool.target_values(layer),
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderParts:
+    """Where a causal language model keeps what the engine touches."""
+
+    embedding: nn.Module
+    layers: nn.ModuleList
+    lm_head: nn.Module
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "DecoderParts":
+        """Raises AttributeError when the model is not built like a decoder."""
+        backbone = model.get_decoder()  # type: ignore[operator]
+        return cls(
+            embedding=model.get_input_embeddings(),  # type: ignore[operator]
+            layers=backbone.layers,
+            lm_head=model.get_output_embeddings(),  # type: ignore[operator]
+        )
+
+
+class PackedDecoder(Protocol):
+    """Runs whole passes of one model over one pool, up to max_rows rows each."""
+
+    max_rows: int
+
+    def run(self, batch: ScheduleBatch) -> tuple[Tensor, Tensor]:
+        """Return logits [R, V] of batch.logit_rows and taps [T, A], valid until the next run."""
+        ...
+
+
+class Target(Protocol):
+    """Passes of a target over schedule batches, however they are run."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def forward(self, batch: ScheduleBatch) -> TargetOutput:
+        """One pass over all rows; logits for batch.logit_rows. True until the next pass."""
+        ...
+
+
+class TargetModel:
+    """A Target over one model, which must have `IMPLEMENTATION` for its attention."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        tap_layers: tuple[int, ...],
+        pool: KVPool,
+        attention: AttentionBackend,
+        vocab_size: int,
+        native: PackedDecoder | None = None,
+    ) -> None:
+        """tap_layers: those whose outputs a pass keeps, side by side in this order.
+
+        `native` is made for this model, pool and taps. Passes of more rows than it takes go
+        through transformers' layers and `attention`, and so do all without it.
+        """
+        assert model.config._attn_implementation == IMPLEMENTATION  # type: ignore[union-attr]
+        self._model = model
+        self._pool = pool
+        self._attention = attention
+        self._native = native
+        self._parts = DecoderParts.of(model)
+        self._tap_layers = tap_layers
+        self.vocab_size = vocab_size
+
+    def forward(self, batch: ScheduleBatch) -> TargetOutput:
+        """See Target.forward."""
+        if self._native is not None and len(batch.token_ids) <= self._native.max_rows:
+            return TargetOutput(*self._native.run(batch))
+        return self._forward_by_transformers(batch)
+
+    def _forward_by_transformers(self, batch: ScheduleBatch) -> TargetOutput:
+        attention = PagedAttention(
+            pool=self._pool,
+            plan=self._attention.plan(
+                query_lens=batch.query_lens,
+                kv_lens=batch.kv_lens,
+                page_tables=batch.page_tables,
+                causal=True,
+            ),
+            slots=batch.slot_mapping,
+        )
+        # Hooks stand for one pass only: engines may share a model, and tap it differently.
+        with Taps(
+            embedding=self._parts.embedding,
+            layers=self._parts.layers,
+            layer_ids=self._tap_layers,
+        ) as taps:
+            logits = run_model(
+                self._model, batch.token_ids, batch.positions, batch.logit_rows, attention
+            )
+            return TargetOutput(logits, taps.take(len(batch.token_ids)))
+
+
+def run_model(
+    model: nn.Module,
+    token_ids: Int[Tensor, " T"],
+    positions: Int[Tensor, " T"],
+    logit_rows: Int[Tensor, " R"],
+    attention: LayerAttention,
+) -> Float[Tensor, "R V"]:
+    """Call the Hugging Face model on one packed row of tokens."""
+    output = model(
+        input_ids=token_ids[None],
+        position_ids=positions[None],
+        use_cache=False,
+        logits_to_keep=logit_rows,
+        batch=attention,
+    )
+    logits: Tensor = output.logits[0]
+    return logits

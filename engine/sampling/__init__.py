@@ -1,0 +1,1 @@
+"""Turns logits into tokens: processors, token masks, rejection sampling, log probabilities."""

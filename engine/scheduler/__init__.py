@@ -1,0 +1,1 @@
+"""Decides what each step computes: queueing, page reservation, stop cuts. No tensors."""

@@ -1,0 +1,392 @@
+"""Which tokens go next: admission, page budget, preemption. Integers only, no tensors.
+
+The scheduler is the only writer of SequenceState. There is no prefill phase and no decode
+phase: a sequence has committed tokens without keys and values, and catches up.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.api import Finish, FinishReason, Request, TokenEvent
+from engine.errors import EngineBusy, RequestRejected
+from engine.scheduler.draft_allocation import DraftBudget, StepLoad
+from engine.scheduler.plan import RoundResult, ScheduledSequence, StepPlan
+from engine.scheduler.request_limits import RequestLimits, check_request
+from engine.scheduler.sequence import SequenceState
+from engine.scheduler.stop_check import stop_after, stop_ids
+from kv_pool import OutOfPages, PageManager, PageTable
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a step made final for one share, after the stop cut."""
+
+    scheduled: ScheduledSequence
+    num_rows: int  # rows of the share whose keys and values are true now
+    event: TokenEvent | None
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    num_withheld_drafts: int = 0  # that rounds had room for, and the draft budget did not
+
+
+class Scheduler:
+    """Plans steps and writes down what they decided.
+
+    num_draft_tokens is the most that a round verifies, and what every round does verify without
+    a draft budget; num_slots is the draft's own width, whose scratch slots a round reserves.
+    """
+
+    def __init__(
+        self,
+        *,
+        pages: PageManager,
+        limits: RequestLimits,
+        eos_ids: frozenset[int],
+        num_slots: int,
+        num_draft_tokens: int,
+        max_running: int,
+        max_queued: int,
+        prefill_chunk_tokens: int,
+        draft_budget: DraftBudget | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        assert num_draft_tokens <= num_slots, (num_draft_tokens, num_slots)
+        self._pages = pages
+        self._limits = limits
+        self._eos_ids = eos_ids
+        self._num_slots = num_slots
+        self._num_draft_tokens = num_draft_tokens
+        self._max_running = max_running
+        self._max_queued = max_queued
+        self._chunk = prefill_chunk_tokens
+        self._draft_budget = draft_budget
+        self._clock = clock
+        self._arrivals = 0
+        self._waiting: list[SequenceState] = []  # by arrival
+        self._running: list[SequenceState] = []  # by arrival
+        self._finished: list[SequenceState] = []  # since plan(); release() takes their pages
+        self.counters = SchedulerCounters()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._running and not self._waiting
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether drafts do not pay at the load of the latest rounds, and are withheld."""
+        return self._draft_budget is not None and self._draft_budget.is_suspended
+
+    # -- requests in and out ------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestRejected or EngineBusy; then nothing is kept."""
+        check_request(request, self._limits)
+        if any(s.request.request_id == request.request_id for s in self._all()):
+            raise RequestRejected(
+                f"request id {request.request_id!r} is in use; ids of running requests are unique",
+                param="rid",
+            )
+        free = max(0, self._max_running - len(self._running))
+        if len(self._waiting) >= free + self._max_queued:  # those who wait for a step have a slot
+            raise EngineBusy(
+                f"the queue is full: {len(self._waiting)} requests wait and "
+                f"{len(self._running)} run; try again later"
+            )
+        seed = request.params.seed
+        self._waiting.append(
+            SequenceState(
+                request=request,
+                arrival=self._arrivals,
+                seed=seed if seed is not None else secrets.randbits(63),
+                arrived_at=self._clock(),
+                table=PageTable(self._pages.page_size),
+                token_ids=list(request.prompt_ids),
+                stop_ids=stop_ids(request.params, self._eos_ids),
+            )
+        )
+        self._arrivals += 1
+
+    def abort(self, request_id: str) -> Finish | None:
+        """End a request between two steps; its pages are free at once. None if unknown."""
+        for queue in (self._running, self._waiting):
+            for seq in queue:
+                if seq.request.request_id == request_id:
+                    queue.remove(seq)
+                    self._pages.release(seq.table.trim(0))
+                    return seq.finish(FinishReason.ABORT, None, self._clock())
+        return None
+
+    def is_queued(self, request_id: str) -> bool:
+        """Whether a request waits and has never run (a preempted one has)."""
+        return any(
+            seq.request.request_id == request_id and seq.admitted_at is None
+            for seq in self._waiting
+        )
+
+    def request_ids(self) -> list[str]:
+        return [seq.request.request_id for seq in self._all()]
+
+    # -- one step -----------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan:
+        """Decide the next step's shares and make sure that their pages exist.
+
+        Older requests come first and take pages from younger ones when none are left, so the
+        oldest always moves.
+        """
+        scheduled_seqs: list[ScheduledSequence] = []
+        budget = self._chunk
+        drafts = self._allot_drafts()
+        preempted = False
+        for seq in tuple(self._running):
+            if seq not in self._running:
+                continue  # an older one took its pages in this very step
+            scheduled = self._schedule(seq, budget, drafts)
+            if scheduled is None:
+                continue
+            while not self._reserve(scheduled):
+                preempted = True
+                victim = self._running[-1]
+                self._preempt(victim)
+                if victim is seq:
+                    break
+            else:
+                scheduled_seqs.append(scheduled)
+                budget -= self._prefill_cost(scheduled)
+        if not preempted:
+            scheduled_seqs.extend(self._admit(budget))
+        return StepPlan(tuple(scheduled_seqs))
+
+    def commit(self, plan: StepPlan, results: Sequence[RoundResult]) -> list[Committed]:
+        """Write down what the step decided; the stop cut happens here and nowhere else."""
+        by_sequence = {id(result.scheduled): result for result in results}
+        return [
+            self._commit_sequence(scheduled, by_sequence.get(id(scheduled)))
+            for scheduled in plan.scheduled_seqs
+        ]
+
+    def release(self, plan: StepPlan) -> None:
+        """After the context write: full pages become shareable, finished sequences let go."""
+        for scheduled in plan.scheduled_seqs:
+            self._publish(scheduled.seq)
+        for seq in self._finished:
+            self._pages.release(seq.table.trim(0))
+        self._finished.clear()
+
+    # -- planning -----------------------------------------------------------------------------
+
+    def _allot_drafts(self) -> Mapping[int, int]:
+        """Draft tokens that rounds may verify at this load, by arrival; the others are free to."""
+        rounds = [seq for seq in self._running if seq.kv_len >= seq.catch_up_len]
+        by_load = [seq for seq in rounds if not seq.is_reproducible]
+        if self._draft_budget is None or not by_load:
+            return {}
+        missing = sum(max(0, seq.catch_up_len - seq.kv_len) for seq in self._running)
+        load = StepLoad(
+            caps=tuple(self._most_drafts(seq) for seq in by_load),
+            fixed=tuple(self._most_drafts(seq) for seq in rounds if seq.is_reproducible),
+            chunk_rows=min(self._chunk, missing),
+            context=sum(seq.kv_len for seq in rounds) // len(rounds),
+        )
+        numbers = self._draft_budget.allot(load)
+        self.counters.num_withheld_drafts += sum(load.caps) - sum(numbers)
+        return {seq.arrival: number for seq, number in zip(by_load, numbers, strict=True)}
+
+    def _schedule(
+        self, seq: SequenceState, budget: int, drafts: Mapping[int, int]
+    ) -> ScheduledSequence | None:
+        if seq.kv_len < seq.catch_up_len:
+            if budget <= 0:
+                return None
+            stop = min(seq.catch_up_len, seq.kv_len + budget)
+            reaches_end = stop == len(seq.token_ids)
+            return ScheduledSequence(
+                seq=seq,
+                start=seq.kv_len,
+                stop=stop,
+                num_drafts=0,
+                samples=reaches_end,
+                logprob_rows=_logprob_rows(seq, seq.kv_len, stop),
+            )
+        return ScheduledSequence(
+            seq=seq,
+            start=seq.anchor_position,
+            stop=len(seq.token_ids),
+            num_drafts=drafts.get(seq.arrival, self._most_drafts(seq)),
+            samples=True,
+        )
+
+    def _most_drafts(self, seq: SequenceState) -> int:
+        """A round commits up to num_drafts + 1 tokens. Known by the sequence's own lengths."""
+        return min(self._num_draft_tokens, seq.num_remaining - 1)
+
+    def _prefill_cost(self, scheduled: ScheduledSequence) -> int:
+        return scheduled.num_committed if scheduled.start < scheduled.seq.catch_up_len else 0
+
+    def _slots_needed(self, scheduled: ScheduledSequence) -> int:
+        """Length that the page table must cover: the rows, and the draft's scratch block."""
+        if scheduled.num_drafts == 0:
+            return scheduled.stop
+        return scheduled.start + max(self._num_slots, scheduled.num_drafts + 1)
+
+    def _reserve(self, scheduled: ScheduledSequence) -> bool:
+        table = scheduled.seq.table
+        missing = table.missing_pages(self._slots_needed(scheduled))
+        if missing <= 0:
+            return True
+        try:
+            table.extend(self._pages.allocate(missing))
+        except OutOfPages:
+            return False
+        return True
+
+    def _admit(self, budget: int) -> list[ScheduledSequence]:
+        scheduled_seqs: list[ScheduledSequence] = []
+        computing = [seq for seq in self._running if seq.kv_len < seq.num_prompt]
+        for seq in tuple(self._waiting):
+            if len(self._running) >= self._max_running or budget <= 0:
+                break
+            if self._awaits_twin(seq, computing):
+                continue
+            scheduled = self._try_admit(seq, budget)
+            if scheduled is None:
+                break
+            self._waiting.remove(seq)
+            computing.append(seq)
+            self._running.append(seq)
+            self._running.sort(key=lambda s: s.arrival)
+            scheduled_seqs.append(scheduled)
+            budget -= self._prefill_cost(scheduled)
+        return scheduled_seqs
+
+    def _awaits_twin(self, seq: SequenceState, computing: Sequence[SequenceState]) -> bool:
+        """Whether one of those who compute a prompt will have pages that seq can share.
+
+        So several answers to one prompt compute it once. It lasts as long as a prefill does.
+        """
+        if not self._pages.caches_prefixes or seq.num_output > 0:
+            return False
+        num_shareable = seq.max_cached_tokens // self._pages.page_size
+        return any(
+            twin.kv_len // self._pages.page_size < num_shareable
+            and twin.request.prompt_ids == seq.request.prompt_ids
+            for twin in computing
+        )
+
+    def _try_admit(self, seq: SequenceState, budget: int) -> ScheduledSequence | None:
+        """Pages for all that is committed and one round, or nothing: no half admissions."""
+        hit = self._pages.match_prefix(seq.token_ids, max_tokens=seq.max_cached_tokens)
+        wanted = len(seq.token_ids) + self._num_slots
+        seq.table.extend(hit)
+        if seq.table.missing_pages(wanted) > self._pages.num_available:
+            self._pages.release(seq.table.trim(0))
+            return None
+        seq.kv_len = len(hit) * self._pages.page_size
+        seq.num_published = len(hit)
+        if seq.admitted_at is None:
+            seq.admitted_at = self._clock()
+            seq.num_cached_tokens = seq.kv_len
+            self.counters.num_prompt_tokens += seq.num_prompt
+            self.counters.num_cached_tokens += seq.kv_len
+        scheduled = self._schedule(seq, budget, {})
+        assert scheduled is not None, (seq.kv_len, budget)
+        reserved = self._reserve(scheduled)
+        assert reserved, "available pages were counted and then not to be had"
+        return scheduled
+
+    def _preempt(self, seq: SequenceState) -> None:
+        """Take a sequence's pages; it computes them again when its turn comes."""
+        self._running.remove(seq)
+        self._pages.release(seq.table.trim(0))
+        seq.kv_len = 0
+        seq.num_published = 0
+        self._waiting.append(seq)
+        self._waiting.sort(key=lambda s: s.arrival)
+        self.counters.num_preemptions += 1
+
+    # -- writing down -------------------------------------------------------------------------
+
+    def _commit_sequence(
+        self, scheduled: ScheduledSequence, result: RoundResult | None
+    ) -> Committed:
+        seq = scheduled.seq
+        if result is not None:
+            seq.prompt_logprobs += result.prompt_logprobs
+        if result is None or not scheduled.samples:
+            seq.kv_len = scheduled.stop
+            return Committed(scheduled, scheduled.num_rows, None)
+        is_first = seq.num_output == 0
+        new_ids, finish = self._append(seq, scheduled, result.new_ids)
+        seq.kv_len = len(seq.token_ids) - 1
+        self.counters.num_output_tokens += len(new_ids)
+        if finish is None:
+            spare = seq.table.trim(len(seq.token_ids))
+            self._pages.release(spare)
+        else:
+            self._running.remove(seq)
+            self._finished.append(seq)
+        event = TokenEvent(
+            seq.request.request_id,
+            new_ids,
+            finish,
+            logprobs=result.logprobs[: len(new_ids)],
+            prompt_logprobs=tuple(seq.prompt_logprobs) if is_first else (),
+        )
+        return Committed(scheduled, seq.kv_len - scheduled.start, event)
+
+    def _append(
+        self, seq: SequenceState, scheduled: ScheduledSequence, new_ids: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], Finish | None]:
+        """Commit ids up to the first stop; the round's statistics end there too."""
+        stop = None
+        kept = 0
+        for token_id in new_ids:
+            seq.token_ids.append(token_id)
+            kept += 1
+            stop = stop_after(seq, token_id)
+            if stop is not None:
+                break
+        now = self._clock()
+        if seq.first_token_at is None:
+            seq.first_token_at = now
+        if scheduled.num_drafts > 0:
+            seq.record_round(scheduled.num_drafts, kept - 1)
+            if self._draft_budget is not None and stop is None:  # a stop hides what else stood
+                self._draft_budget.record(scheduled.num_drafts, kept - 1)
+        finish = seq.finish(stop[0], stop[1], now) if stop is not None else None
+        return new_ids[:kept], finish
+
+    def _publish(self, seq: SequenceState) -> None:
+        full = seq.kv_len // self._pages.page_size
+        if full > seq.num_published and full <= len(seq.table.pages):
+            num_tokens = full * self._pages.page_size
+            self._pages.publish(seq.token_ids[:num_tokens], seq.table.pages[:full])
+            seq.num_published = full
+
+    def _all(self) -> list[SequenceState]:
+        return self._running + self._waiting
+
+
+def _logprob_rows(seq: SequenceState, start: int, stop: int) -> range:
+    """Rows of start..stop-1 whose next token is a prompt token with a log probability owed."""
+    owed = seq.owed_prompt_logprobs
+    if not owed:
+        return range(0)
+    assert start < owed.start, f"position {owed.start} is owed, but computing begins at {start}"
+    return range(owed.start - 1, max(owed.start - 1, min(stop, owed.stop - 1)))

@@ -1,0 +1,37 @@
+"""Where a sequence ends: the one place that cuts."""
+
+from engine.api import EngineSamplingParams, FinishReason
+from engine.scheduler.sequence import SequenceState
+
+Stop = tuple[FinishReason, int | str | None]
+
+
+def stop_ids(params: EngineSamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
+    """The tokens that end a request; min_new_tokens forbids exactly these."""
+    return params.stop_token_ids if params.ignore_eos else params.stop_token_ids | eos_ids
+
+
+def stop_after(seq: SequenceState, token_id: int) -> Stop | None:
+    """The stop that `token_id`, just appended to the sequence, completes.
+
+    A stop wins over the length limit on the same token. Every committed token passes here
+    exactly once and in order, for the scanner's and the row mask's sake.
+    """
+    matched = _match(seq, token_id)
+    is_exhausted = _exhausts_mask(seq, token_id)
+    if matched is not None or is_exhausted:
+        return FinishReason.STOP, matched
+    if seq.num_remaining <= 0:
+        return FinishReason.LENGTH, None
+    return None
+
+
+def _match(seq: SequenceState, token_id: int) -> int | str | None:
+    scanner = seq.request.stop_scanner
+    stop_string = scanner.feed(token_id) if scanner is not None else None
+    return token_id if token_id in seq.stop_ids else stop_string
+
+
+def _exhausts_mask(seq: SequenceState, token_id: int) -> bool:
+    mask = seq.request.token_mask
+    return mask is not None and mask.commit(token_id)

@@ -1,0 +1,1 @@
+"""Maps every failure to an HTTP status code and an error body."""

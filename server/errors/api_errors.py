@@ -1,0 +1,185 @@
+"""Every failure as a status code and one body shape; Anthropic's routes have that API's own.
+
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+    {"type": "error", "error": {"type": ..., "message": ...}}
+
+The table below is the one place that gives an engine's error its status.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from engine import EngineBusy, EngineDead, EngineDraining, EngineError, RequestRejected
+from server.errors.validation_errors import describe
+
+logger = logging.getLogger(__name__)
+
+CLIENT_CLOSED = 499  # never delivered; for the log and the counters
+
+_RETRY_AFTER_S = 1
+
+# Looked up from the first row down, so a subclass goes above its base.
+_ENGINE_ERRORS: tuple[tuple[type[EngineError], int, str], ...] = (
+    (RequestRejected, 400, "rejected"),
+    (EngineBusy, 429, "queue_full"),
+    (EngineDraining, 503, "draining"),
+    (EngineDead, 503, "engine_dead"),
+    (EngineError, 500, "engine_error"),
+)
+
+ANTHROPIC_PATH = "/v1/messages"
+
+_ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+_TYPES: Mapping[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "method_not_allowed",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "service_unavailable",
+    504: "timeout_error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A status code and the four fields of the error body."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+    @property
+    def body(self) -> dict[str, object]:
+        kind = _TYPES.get(self.status)
+        if kind is None:
+            kind = "invalid_request_error" if self.status < 500 else "internal_server_error"
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    @property
+    def anthropic_body(self) -> dict[str, object]:
+        """The shape of Anthropic's API, which has no place for param and code."""
+        kind = _ANTHROPIC_TYPES.get(self.status)
+        if kind is None:
+            kind = "invalid_request_error" if self.status < 500 else "api_error"
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def response(self, path: str, headers: Mapping[str, str] | None = None) -> Response:
+        """In the shape of the API that the path belongs to."""
+        headers = dict(headers or {})
+        if self.status in (429, 503):
+            headers.setdefault("retry-after", str(_RETRY_AFTER_S))
+        if self.status == 401:
+            headers.setdefault("www-authenticate", "Bearer")
+        body = self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.body
+        return JSONResponse(body, status_code=self.status, headers=headers)
+
+
+class ApiError(Exception):
+    """A request that the server itself refuses."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str = "invalid_value",
+    ) -> None:
+        super().__init__(message)
+        self.failure = Failure(status, message, param, code)
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its answer was ready."""
+
+
+def failure_of(error: Exception) -> Failure:
+    """What a client is told about `error`. Of an unforeseen one it learns nothing but that."""
+    if isinstance(error, ApiError):
+        return error.failure
+    if isinstance(error, EngineError):
+        return _engine_failure(error)
+    if isinstance(error, RequestValidationError):
+        message, param, code = describe(error.errors())
+        return Failure(400, message, param, code)
+    if isinstance(error, HTTPException):
+        return _http_failure(error)
+    return Failure(500, "internal error; the server's log has the details", code="internal_error")
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Give every foreseen way to fail the one shape; middleware.Crashes has the rest."""
+    for kind in (ApiError, EngineError, RequestValidationError):
+        app.add_exception_handler(kind, _known)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientGone, _gone)
+
+
+def _engine_failure(error: EngineError) -> Failure:
+    status, code = next((s, c) for kind, s, c in _ENGINE_ERRORS if isinstance(error, kind))
+    param = error.param if isinstance(error, RequestRejected) else None
+    return Failure(status, str(error), param, code)
+
+
+def _http_failure(error: HTTPException) -> Failure:
+    if error.status_code == 413:
+        return Failure(413, error.detail, code="body_too_large")
+    if error.status_code == 400:  # what the web framework says of bytes that are no JSON at all
+        return Failure(400, "the body cannot be read as JSON", code="invalid_json")
+    return Failure(error.status_code, error.detail)
+
+
+async def _known(request: Request, error: Exception) -> Response:
+    return failure_of(error).response(request.url.path)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    """No such route, no such method, no JSON: say which, and what is accepted."""
+    assert isinstance(error, HTTPException), error
+    failure = failure_of(error)
+    encoding = request.headers.get("content-encoding")
+    if failure.status == 400 and encoding is not None:
+        message = (
+            f"{failure.message}: it came with 'content-encoding: {encoding}'; send it as it is"
+        )
+        failure = replace(failure, message=message)
+    elif failure.status == 404:
+        failure = Failure(404, f"no route {request.url.path}", code="unknown_route")
+    elif failure.status == 405:
+        accepted = (error.headers or {}).get("Allow", "another method")
+        failure = Failure(
+            405,
+            f"{request.url.path} does not take {request.method}; accepted: {accepted}",
+            code="method_not_allowed",
+        )
+    return failure.response(request.url.path, error.headers)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED)

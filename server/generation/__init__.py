@@ -1,0 +1,1 @@
+"""Turns validated requests into engine requests, and engine events into text deltas."""

@@ -1,0 +1,1 @@
+"""Serves HTTP: listener, TLS, authentication, middleware, timeouts, logs, metrics, tracing."""

@@ -1,0 +1,77 @@
+"""The web server's life: ready, serving, draining at the first signal, gone soon at the second."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from server.http.tls import Certificate
+
+_FLUSH_SECONDS = 5  # for last bytes to slow clients, once the engine has finished
+# That a connection may be idle: longer than load balancers keep theirs, mostly 60. Who closes it
+# first should be the side that sends requests, and knows of those on their way.
+_IDLE_SECONDS = 75
+
+
+class GracefulServer(uvicorn.Server):
+    """uvicorn that lets requests finish before it closes connections.
+
+    The first SIGTERM or SIGINT runs `drain`, while answers still go out and /ready says no; then
+    the server ends. A second runs `abandon`, which is to make `drain` return soon; a third ends
+    the server whatever is going on.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        *,
+        on_ready: Callable[[], None],
+        drain: Callable[[], Coroutine[Any, Any, None]],
+        abandon: Callable[[], Coroutine[Any, Any, None]],
+        certificate: Certificate | None = None,
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=_FLUSH_SECONDS,
+                timeout_keep_alive=_IDLE_SECONDS,
+                ssl_certfile=certificate.file if certificate else None,
+                ssl_keyfile=certificate.keyfile if certificate else None,
+            )
+        )
+        self._on_ready = on_ready
+        self._drain = drain
+        self._abandon = abandon
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._num_signals = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self._loop = asyncio.get_running_loop()
+        if self.started:
+            self._on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._num_signals += 1
+        if self._loop is None or self._num_signals > 2:
+            self.should_exit = self.force_exit = True
+        else:
+            first = self._num_signals == 1
+            self._loop.call_soon_threadsafe(self._spawn, self._leave if first else self._abandon)
+
+    def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._tasks.append(asyncio.create_task(work()))
+
+    async def _leave(self) -> None:
+        try:
+            await self._drain()
+        finally:
+            self.should_exit = True

@@ -1,0 +1,131 @@
+"""What happens to every request around its route: an id, the body's size, HEAD, the crash.
+
+Plain ASGI: wrapping a response in a task of its own would hide a lost client from the routes.
+"""
+
+import logging
+import re
+from uuid import uuid4
+
+from fastapi import HTTPException
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors.api_errors import ANTHROPIC_PATH, Failure, failure_of
+
+logger = logging.getLogger(__name__)
+
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class RequestIds:
+    """Takes the client's X-Request-Id, or makes one, and sends it back.
+
+    It is in `request.state.request_id`. A value that is not 1 to 128 visible ASCII characters
+    is replaced.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _ID.fullmatch(given) else uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if scope["path"].startswith(ANTHROPIC_PATH):
+                    headers["request-id"] = request_id  # as that API's clients look for it
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class ShortWay:
+    """Leaves in the request's state, as `send_part`, the way out for parts of a long body.
+
+    What else wraps `send` looks at a response's head alone, so a head goes through all of it. A
+    part that did, too, would be some seven calls away from the connection.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope.setdefault("state", {})["send_part"] = send
+        await self._app(scope, receive, send)
+
+
+class Heads:
+    """Answers HEAD as GET, for whoever only looks; the web server leaves the body out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
+
+
+class BodyLimit:
+    """Refuses a body of more than max_bytes, before it is in memory."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdecimal() and int(announced) > self._max_bytes:
+            return await self._refusal(announced).response(scope["path"])(scope, receive, send)
+        num_read = 0
+
+        async def counted() -> Message:
+            nonlocal num_read
+            message = await receive()
+            num_read += len(message.get("body", b""))
+            if num_read > self._max_bytes:
+                failure = self._refusal(f"at least {num_read}")
+                raise HTTPException(413, failure.message)
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _refusal(self, found: str) -> Failure:
+        return Failure(
+            413,
+            f"the body must be at most {self._max_bytes} bytes; found {found}",
+            code="body_too_large",
+        )
+
+
+class Crashes:
+    """Answers an exception that nobody foresaw with a plain 500, and logs it with its traceback."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if has_begun or scope["type"] != "http":
+                raise
+            logger.exception("path=%s status=500", scope["path"])
+            await failure_of(error).response(scope["path"])(scope, receive, send)

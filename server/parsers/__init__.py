@@ -1,0 +1,1 @@
+"""Parses generated text into content, reasoning and tool calls."""

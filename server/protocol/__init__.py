@@ -1,0 +1,1 @@
+"""Validates request bodies of the native, OpenAI and Anthropic APIs (pydantic models)."""

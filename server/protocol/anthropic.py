@@ -1,0 +1,272 @@
+"""Bodies of Anthropic's routes."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from server.errors.validation_errors import field_error
+from server.protocol.base import Body, Text
+from server.protocol.common import Message, SamplingFields, TextPart
+from server.protocol.tools import OfferedTool, ToolChoiceMode, ToolName, tool_choice_of
+
+_NO_EFFECT = frozenset({"cache_control", "metadata", "service_tier"})
+
+
+def _kind(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    return "<blocks>" if isinstance(value, list) else None
+
+
+class TextBlock(TextPart):
+    IGNORED = frozenset({"cache_control", "citations", "parsed_output"})
+
+
+def _content(what: str) -> Any:
+    return Discriminator(
+        _kind,
+        custom_error_type="content",
+        custom_error_message=f"Input should be a string or a list of {what}",
+    )
+
+
+Content = Annotated[
+    Annotated[Text, Tag("<text>")] | Annotated[list[TextBlock], Tag("<blocks>")],
+    _content("text blocks"),
+]
+
+
+class ToolUseBlock(Body):
+    """A call that the assistant made."""
+
+    IGNORED = frozenset({"cache_control", "caller"})
+    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {"toolset_name": ()}
+
+    type: Literal["tool_use"]
+    id: Text
+    name: Text
+    input: dict[str, Any]
+
+    def call(self) -> dict[str, Any]:
+        arguments = json.dumps(self.input)
+        return {"id": self.id, "function": {"name": self.name, "arguments": arguments}}
+
+
+class ThinkingBlock(Body):
+    """What the assistant thought."""
+
+    IGNORED = frozenset({"signature"})
+
+    type: Literal["thinking"]
+    thinking: Text
+
+
+class ToolResultBlock(Body):
+    """What a call came to."""
+
+    IGNORED = frozenset({"cache_control", "is_error"})
+    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {"toolset_name": ()}
+
+    type: Literal["tool_result"]
+    tool_use_id: Text
+    content: Content | None = None
+
+    def message(self) -> Message:
+        content = _joined(self.content or "")
+        return Message(role="tool", tool_call_id=self.tool_use_id, content=content)
+
+
+def _block_kind(value: object) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{kind}>" if isinstance(kind, str) else None
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ToolUseBlock, Tag("<tool_use>")]
+    | Annotated[ToolResultBlock, Tag("<tool_result>")]
+    | Annotated[ThinkingBlock, Tag("<thinking>")],
+    Discriminator(
+        _block_kind,
+        custom_error_type="block",
+        custom_error_message="Input should be a block of type text, tool_use, tool_result or "
+        "thinking",
+    ),
+]
+
+
+class Turn(Body):
+    """What one side said."""
+
+    role: Literal["user", "assistant"]
+    content: Annotated[
+        Annotated[Text, Tag("<text>")] | Annotated[list[Block], Tag("<blocks>")],
+        _content("text blocks"),
+    ]
+
+    def messages(self) -> list[Message]:
+        """In the words of the other chat API, where the result of a call is a message."""
+        if isinstance(self.content, str):
+            return [Message(role=self.role, content=self.content)]
+        results = [b.message() for b in self.content if isinstance(b, ToolResultBlock)]
+        text = _joined([block for block in self.content if isinstance(block, TextBlock)])
+        calls = [block.call() for block in self.content if isinstance(block, ToolUseBlock)]
+        thoughts = "".join(b.thinking for b in self.content if isinstance(b, ThinkingBlock))
+        if results and not text:
+            return results
+        said: dict[str, Any] = {"role": self.role, "content": text}
+        if calls:
+            said["tool_calls"] = calls
+        if thoughts:
+            said["reasoning_content"] = thoughts
+        return [*results, Message.model_validate(said)]
+
+    @model_validator(mode="after")
+    def _blocks_belong_to_the_role(self) -> Self:
+        owners = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
+        for number, block in enumerate(self.content if isinstance(self.content, list) else []):
+            if owners.get(block.type, self.role) != self.role:
+                raise field_error(
+                    "kind",
+                    f"content.{number}",
+                    f"is a {block.type} block, which only the {owners[block.type]} has",
+                )
+        return self
+
+
+class AnthropicTool(Body):
+    IGNORED = frozenset({"cache_control", "eager_input_streaming"})
+    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "allowed_callers": (["direct"],),
+        "defer_loading": (False,),
+        "input_examples": ([],),
+    }
+
+    type: Literal["custom"] | None = None
+    name: ToolName
+    description: Text | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None  # the input keeps to the schema without fail
+
+    def offered(self) -> dict[str, Any]:
+        """As chat templates know tools."""
+        function = {"name": self.name, "parameters": self.input_schema}
+        if self.description is not None:
+            function["description"] = self.description
+        return {"type": "function", "function": function}
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "none", "any", "tool"]
+    name: Text | None = None  # the one that is to be called
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _names_a_tool(self) -> Self:
+        if (self.name is not None) != (self.type == "tool"):
+            raise field_error("kind", "name", "belongs to 'type': 'tool', which needs one")
+        return self
+
+
+class CountBody(Body):
+    """What the tokens of a prompt are counted from."""
+
+    IGNORED = _NO_EFFECT
+    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "thinking": ({"type": "disabled"},),
+        "container": (),
+        "thread": (),
+        "context_management": (),
+        "mcp_servers": ([],),
+        "output_config": (),
+        "output_format": (),
+    }
+
+    model: str
+    messages: Annotated[list[Turn], Field(min_length=1)]
+    system: Content | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: ToolChoice | None = None
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools as a chat template is given them; none if they are not to be called."""
+        if self.tool_choice is not None and self.tool_choice.type == "none":
+            return []
+        return [tool.offered() for tool in self.tools or []]
+
+    def tool_choice_mode(self) -> ToolChoiceMode | None:
+        choice = self.tool_choice or ToolChoice(type="auto")
+        return tool_choice_of(
+            [
+                OfferedTool(
+                    name=tool.name,
+                    field=f"tools.{i}.input_schema",
+                    parameters=tool.input_schema,
+                    is_strict=bool(tool.strict),
+                )
+                for i, tool in enumerate((self.tools or []) if choice.type != "none" else [])
+            ],
+            is_required=choice.type == "any",
+            is_single=bool(choice.disable_parallel_tool_use),
+            name=choice.name,
+        )
+
+    @model_validator(mode="after")
+    def _calls_can_be_had(self) -> Self:
+        choice, names = self.tool_choice, [tool.name for tool in self.tools or []]
+        if choice is None or choice.type in ("auto", "none"):
+            return self
+        if not names or (choice.name is not None and choice.name not in names):
+            offered = ", ".join(names)[:200] or "no tools"
+            found = choice.name or "any"
+            message = f"asks for a call of {found}; offered: {offered}"
+            raise field_error("kind", "tool_choice", message)
+        return self
+
+    def chat(self) -> list[Message]:
+        """The prompt as a chat: what the system says first, if anything, then the turns."""
+        turns = [message for turn in self.messages for message in turn.messages()]
+        system = _joined(self.system or "")
+        return [Message(role="system", content=system), *turns] if system else turns
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the answer goes on with what the assistant is made to have begun."""
+        return self.messages[-1].role == "assistant"
+
+    @model_validator(mode="after")
+    def _begun_with_text(self) -> Self:
+        if self.goes_on and not self.chat()[-1].plain()["content"].strip():
+            last = f"messages.{len(self.messages) - 1}.content"
+            raise field_error("kind", last, "must say something where the assistant goes on")
+        return self
+
+
+class MessagesBody(CountBody, SamplingFields):
+    """A prompt and how to answer it. Sampling fields of the other routes are understood too."""
+
+    IGNORED = _NO_EFFECT
+    UNSERVED = CountBody.UNSERVED
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: list[Text] | None = None
+    stream: bool | None = None
+
+    @field_validator("stop_sequences")
+    @classmethod
+    def _each_says_something(cls, stops: list[str] | None) -> list[str] | None:
+        return SamplingFields.check_stops(stops)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (*super().stops, *(self.stop_sequences or ()))
+
+    def token_limit(self) -> tuple[str, int | None]:
+        return "max_tokens", self.max_tokens
+
+
+def _joined(content: str | list[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)

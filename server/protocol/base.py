@@ -1,0 +1,71 @@
+"""What every request body has in common: what is not served is refused by name, not ignored."""
+
+import json
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+from server.errors.validation_errors import field_error, quote
+
+
+class Body(BaseModel):
+    """A JSON object. Types are exact: "5" is no number and 1 is no boolean.
+
+    UNSERVED names fields of the API that this server does not serve, each with the values that
+    ask for nothing; those (and null) are accepted, anything else is refused. IGNORED fields
+    have no effect on an answer, so they are accepted whatever they say. ELSEWHERE gives names
+    that are looked for here, but are at home in another object.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    IGNORED: ClassVar[frozenset[str]] = frozenset()
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_what_is_served(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        kept = {}
+        for name, value in data.items():
+            if name in cls.model_fields:
+                kept[name] = value
+            elif name in cls.UNSERVED:
+                _check_neutral(name, value, cls.UNSERVED[name])
+            elif name not in cls.IGNORED:
+                raise cls._unknown_field(name)
+        return kept
+
+    @classmethod
+    def _unknown_field(cls, name: str) -> PydanticCustomError:
+        served = list(cls.model_fields)
+        nearest = cls.ELSEWHERE.get(name) or get_close_matches(name, served, n=1, cutoff=0.0)[0]
+        message = f"is an unknown field; the nearest valid name is '{nearest}'"
+        return field_error("unknown_field", quote(name)[1:-1], message)
+
+
+def _check_neutral(name: str, value: object, neutral: tuple[object, ...]) -> None:
+    if value is None or any(
+        value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral
+    ):
+        return
+    accepted = " or ".join(json.dumps(other) for other in (None, *neutral))
+    message = f"is not served here; leave it out (accepted: {accepted}); found {quote(value)}"
+    raise field_error("unserved_field", name, message)
+
+
+def _encodable(text: str) -> str:
+    """JSON can carry half of a surrogate pair, which is no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("must be valid Unicode, without lone surrogates") from error
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]

@@ -1,0 +1,207 @@
+"""Prompts, chats and sampling fields, as all routes for answers have them."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
+
+from server.errors.validation_errors import field_error
+from server.protocol.base import Body, Text
+from server.protocol.engine_options import EngineOptions
+from server.protocol.tools import CallBody
+from server.structured_output.grammar_spec import GrammarSpec
+
+MAX_PROMPTS = 1024  # in one request
+_MAX_STOPS = 256
+_MAX_STOP_CHARS = 16384  # of all stop strings of a request together
+_MAX_ID_CHARS = 128
+
+
+Prompt = Annotated[Text, Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0)]
+PromptIds = Annotated[list[TokenId], Field(min_length=1)]
+RequestId = Annotated[Text, Field(min_length=1, max_length=_MAX_ID_CHARS)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+class TextPart(Body):
+    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "image_url": (),
+        "video_url": (),
+        "input_audio": (),
+        "file": (),
+        "refusal": (),
+    }
+
+    type: Literal["text"]
+    text: Text
+
+
+class Message(Body):
+    """One turn of a chat. Its content is text, or a list of text parts.
+
+    An assistant that only called tools has no content.
+    """
+
+    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "function_call": (),
+        "audio": (),
+        "refusal": (),
+        "annotations": ([],),
+    }
+    IGNORED = frozenset({"name", "parsed"})  # parsed: by the official client, which hands it back
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[
+        Annotated[None, Tag("<none>")]
+        | Annotated[Text, Tag("<text>")]
+        | Annotated[list[TextPart], Tag("<parts>")],
+        Discriminator(
+            lambda value: _branch(value, {type(None): "<none>", str: "<text>", list: "<parts>"}),
+            custom_error_type="content",
+            custom_error_message="Input should be a string or a list of text parts",
+        ),
+    ] = None
+    tool_calls: list[CallBody] | None = None  # that the assistant made
+    tool_call_id: Text | None = None  # which one a tool's message answers
+    reasoning_content: Text | None = None  # what the assistant thought
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates want it. They know no developer: it is today's word for system."""
+        text = self.content or ""
+        if not isinstance(text, str):
+            text = "\n".join(part.text for part in text)
+        plain: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": text,
+        }
+        if self.tool_calls:
+            plain["tool_calls"] = [call.plain() for call in self.tool_calls]
+        for name in ("tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                plain[name] = value
+        return plain
+
+    @model_validator(mode="after")
+    def _fields_belong_to_the_role(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise field_error("kind", "content", "is missing")
+        for name, role in (
+            ("tool_calls", "assistant"),
+            ("reasoning_content", "assistant"),
+            ("tool_call_id", "tool"),
+        ):
+            if getattr(self, name) and self.role != role:
+                raise field_error("kind", name, f"is only accepted in a message of role '{role}'")
+        return self
+
+
+Messages = Annotated[list[Message], Field(min_length=1)]
+
+
+_TEMPLATE_OPTIONS = frozenset(  # of transformers' apply_chat_template; the server sets them itself
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "conversations",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+
+
+def _only_for_the_template(kwargs: dict[str, Any]) -> dict[str, Any]:
+    if taken := sorted(_TEMPLATE_OPTIONS & set(kwargs)):
+        raise ValueError(f"must not name {', '.join(taken)}, which the server sets itself")
+    return kwargs
+
+
+TemplateKwargs = Annotated[dict[Text, Any], AfterValidator(_only_for_the_template)]
+
+
+class SamplingFields(Body):
+    """The sampling fields that both APIs call by the same names."""
+
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = None
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: Seed | None = None
+    stop: Annotated[
+        Annotated[None, Tag("<none>")]
+        | Annotated[Text, Tag("<stop>")]
+        | Annotated[list[Text], Tag("<stops>")],
+        Discriminator(
+            lambda value: _branch(value, {type(None): "<none>", str: "<stop>", list: "<stops>"}),
+            custom_error_type="stop",
+            custom_error_message="Input should be a string or a list of strings",
+        ),
+    ] = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+
+    @field_validator("top_k")
+    @classmethod
+    def _is_off_or_counts(cls, top_k: int | None) -> int | None:
+        if top_k is not None and (top_k < -1 or top_k == 0):
+            raise ValueError("must be -1 (off) or at least 1")
+        return top_k
+
+    @field_validator("stop")
+    @classmethod
+    def _says_something(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        cls.check_stops([stop] if isinstance(stop, str) else stop)
+        return stop
+
+    @staticmethod
+    def check_stops(stops: list[str] | None) -> list[str] | None:
+        """The same list. Raises ValueError for an empty stop, and for too many of them."""
+        stops = stops or []
+        if not all(stops):
+            raise ValueError("must not contain an empty string")
+        if len(stops) > _MAX_STOPS or sum(map(len, stops)) > _MAX_STOP_CHARS:
+            raise ValueError(
+                f"must be at most {_MAX_STOPS} strings of {_MAX_STOP_CHARS} characters in all"
+            )
+        return stops
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def asked_seed(self) -> int | None:
+        return self.seed
+
+    @property
+    def num_choices(self) -> int:
+        """Answers of one prompt."""
+        return 1
+
+    def engine_options(self) -> EngineOptions:
+        return EngineOptions()
+
+    def grammar_spec(self, prefix: str = "") -> GrammarSpec | None:
+        """What the answer must keep to. prefix: what a client writes before the fields' names."""
+        return None
+
+    def token_limit(self) -> tuple[str, int | None]:
+        """The field that limits the answer's tokens, and what it says."""
+        raise NotImplementedError
+
+
+def _branch(value: object, tags: Mapping[type, str]) -> str | None:
+    return tags.get(type(value))

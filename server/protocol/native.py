@@ -1,0 +1,241 @@
+"""Bodies of the native routes, with SGLang's field names."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from engine import MAX_TOP_LOGPROBS
+from server.errors.validation_errors import field_error
+from server.protocol.base import Body, Text
+from server.protocol.common import (
+    MAX_PROMPTS,
+    Messages,
+    Prompt,
+    PromptIds,
+    RequestId,
+    Seed,
+    TemplateKwargs,
+    TokenId,
+)
+from server.protocol.engine_options import LogprobOptions
+from server.protocol.sampling_options import OptionFields
+
+
+class SamplingBody(OptionFields):
+    """`sampling_params` of /generate."""
+
+    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "structural_tag": (),
+        "stop_regex": ([],),
+        "no_stop_trim": (False,),
+        "spaces_between_special_tokens": (True,),
+        "custom_params": ({},),
+    }
+
+    max_new_tokens: int | None = Field(None, ge=1)
+    min_new_tokens: int | None = Field(None, ge=0)
+    sampling_seed: Seed | None = None
+
+    def token_limit(self) -> tuple[str, int | None]:
+        return "max_new_tokens", self.max_new_tokens
+
+    def min_length(self) -> tuple[str, int | None]:
+        return "min_new_tokens", self.min_new_tokens
+
+    def asked_seed(self) -> int | None:
+        return self.seed if self.sampling_seed is None else self.sampling_seed
+
+    @model_validator(mode="after")
+    def _one_seed(self) -> Self:
+        if self.seed is not None and self.sampling_seed not in (None, self.seed):
+            raise field_error(
+                "kind", "seed", "and sampling_seed are two names of one field; send one"
+            )
+        return self
+
+
+def _one_or_many(value: object) -> str | None:
+    """Whether a field holds one value or a list with one for each prompt."""
+    if value is None:
+        return "<none>"
+    return "<many>" if isinstance(value, list) else "<one>"
+
+
+def _one_list_or_many(value: object) -> str | None:
+    """The same for a value that is a list itself: a list of lists is many."""
+    if value is None:
+        return "<none>"
+    if not isinstance(value, list):
+        return None
+    return "<many>" if value and isinstance(value[0], list) else "<one>"
+
+
+def _choice(kind: Any, accepted: str) -> Discriminator:
+    return Discriminator(
+        kind, custom_error_type="kind", custom_error_message=f"Input should be {accepted}"
+    )
+
+
+_Nothing = Annotated[None, Tag("<none>")]
+_AtMost = Field(min_length=1, max_length=MAX_PROMPTS)
+
+
+class GenerateBody(Body):
+    """Exactly one of text, input_ids and messages; a list of them is answered by a list."""
+
+    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "token_ids_logprob": (),
+        "return_hidden_states": (False,),
+        "return_routed_experts": (False,),
+        "image_data": (),
+        "audio_data": (),
+        "video_data": (),
+        "input_embeds": (),
+        "lora_path": (),
+        "session_params": (),
+        "custom_logit_processor": (),
+    }
+
+    ELSEWHERE: ClassVar[Mapping[str, str]] = (
+        {
+            name: f"sampling_params.{name}"
+            for name in (*SamplingBody.model_fields, *SamplingBody.UNSERVED)
+        }
+        | dict.fromkeys(
+            ("max_tokens", "max_completion_tokens", "num_predict", "n_predict"),
+            "sampling_params.max_new_tokens",
+        )
+        | {"prompt": "text", "inputs": "text", "prompt_token_ids": "input_ids"}
+    )
+
+    text: Annotated[
+        _Nothing
+        | Annotated[Prompt, Tag("<one>")]
+        | Annotated[list[Prompt], Tag("<many>"), _AtMost],
+        _choice(_one_or_many, "a string or a list of strings"),
+    ] = None
+    input_ids: Annotated[
+        _Nothing
+        | Annotated[PromptIds, Tag("<one>")]
+        | Annotated[list[PromptIds], Tag("<many>"), _AtMost],
+        _choice(_one_list_or_many, "a list of token ids or a list of such lists"),
+    ] = None
+    messages: Annotated[
+        _Nothing
+        | Annotated[Messages, Tag("<one>")]
+        | Annotated[list[Messages], Tag("<many>"), _AtMost],
+        _choice(_one_list_or_many, "a list of messages or a list of such lists"),
+    ] = None
+    sampling_params: Annotated[
+        _Nothing
+        | Annotated[SamplingBody, Tag("<one>")]
+        | Annotated[list[SamplingBody], Tag("<many>")],
+        _choice(_one_or_many, "an object or a list of objects"),
+    ] = None
+    rid: Annotated[
+        _Nothing | Annotated[RequestId, Tag("<one>")] | Annotated[list[RequestId], Tag("<many>")],
+        _choice(_one_or_many, "a string or a list of strings"),
+    ] = None
+    stream: bool = False
+    return_logprob: bool = False  # this and the next three hold for all prompts
+    logprob_start_len: int = Field(-1, ge=-1)  # first prompt token to tell of; -1: none of them
+    top_logprobs_num: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
+    return_text_in_logprobs: bool = False
+    token_by_token: bool = False  # a stream has an event for each token
+    chat_template_kwargs: TemplateKwargs | None = None
+    incremental_stream_output: bool = False  # a stream's events carry what is new, not all so far
+
+    @property
+    def is_many(self) -> bool:
+        """Whether the answer is a list."""
+        if self.text is not None:
+            return isinstance(self.text, list)
+        prompt = self.input_ids if self.input_ids is not None else self.messages
+        return prompt is not None and isinstance(prompt[0], list)
+
+    def logprob_options(self) -> LogprobOptions | None:
+        if not self.return_logprob:
+            return None
+        start = self.logprob_start_len
+        return LogprobOptions(self.top_logprobs_num, start if start >= 0 else None)
+
+    @model_validator(mode="after")
+    def _nothing_is_told_unasked(self) -> Self:
+        for name, unasked in (("logprob_start_len", -1), ("top_logprobs_num", 0)):
+            if getattr(self, name) != unasked and not self.return_logprob:
+                raise field_error("kind", name, "is only accepted with 'return_logprob': true")
+        return self
+
+    @model_validator(mode="after")
+    def _one_prompt_field(self) -> Self:
+        given = [name for name in ("text", "input_ids", "messages") if getattr(self, name)]
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            raise ValueError(f"send exactly one of text, input_ids and messages; found {found}")
+        _check_template_kwargs(self)
+        return self
+
+    @model_validator(mode="after")
+    def _one_of_each_for_each_prompt(self) -> Self:
+        prompts = self.text or self.input_ids or self.messages or []
+        for name in ("sampling_params", "rid"):
+            values = getattr(self, name)
+            if not isinstance(values, list):
+                continue
+            if not self.is_many:
+                raise field_error(
+                    "kind", name, "is a list, but there is one prompt; send one value"
+                )
+            if len(values) != len(prompts):
+                message = f"must be one value or {len(prompts)}; found {len(values)}"
+                raise field_error("kind", name, message)
+        return self
+
+
+class AbortBody(Body):
+    rid: RequestId | None = None
+    abort_all: bool = False
+
+    @model_validator(mode="after")
+    def _says_whom(self) -> Self:
+        if (self.rid is None) != self.abort_all:
+            raise ValueError("send exactly one of 'rid' and 'abort_all': true")
+        return self
+
+
+class ContextKVBody(Body):
+    mode: Literal["auto", "on", "off"]
+
+
+class TokenizeBody(Body):
+    """Exactly one of text (or prompt, which means the same) and messages."""
+
+    IGNORED = frozenset({"model"})
+
+    text: Text | None = None
+    prompt: Text | None = None
+    messages: Messages | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    add_special_tokens: bool = True  # of a text; a chat template writes its own
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [n for n in ("text", "prompt", "messages") if getattr(self, n) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            raise ValueError(f"send exactly one of text, prompt and messages; found {found}")
+        _check_template_kwargs(self)
+        return self
+
+
+class DetokenizeBody(Body):
+    IGNORED = frozenset({"model"})
+
+    tokens: list[TokenId]
+    skip_special_tokens: bool = True
+
+
+def _check_template_kwargs(body: GenerateBody | TokenizeBody) -> None:
+    if body.chat_template_kwargs and body.messages is None:
+        raise field_error("kind", "chat_template_kwargs", "is only accepted with 'messages'")

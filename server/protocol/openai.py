@@ -1,0 +1,221 @@
+"""Bodies of the OpenAI routes."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self, cast
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from engine import MAX_TOP_LOGPROBS
+from server.errors.validation_errors import field_error
+from server.protocol.base import Body
+from server.protocol.common import (
+    MAX_PROMPTS,
+    Messages,
+    Prompt,
+    PromptIds,
+    TemplateKwargs,
+)
+from server.protocol.engine_options import LogprobOptions
+from server.protocol.sampling_options import OptionFields
+from server.protocol.structured_output import OpenAIGrammarFields
+from server.protocol.tools import (
+    OfferedTool,
+    ToolChoiceMode,
+    Tools,
+    check_tool_choice,
+    chosen_name,
+    tool_choice_of,
+)
+
+_NO_EFFECT = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+    }
+)
+
+_UNSERVED: Mapping[str, tuple[object, ...]] = {
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "include_stop_str_in_output": (False,),
+    "add_special_tokens": (),
+    "return_token_ids": (False,),
+    "prompt_logprobs": (),
+}
+
+
+class StreamOptions(Body):
+    IGNORED = frozenset({"include_obfuscation"})
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False  # usage so far in every chunk, vLLM's name
+    token_by_token: bool = False  # a chunk for each token, however many a step has committed
+
+
+class OpenAIBody(OptionFields, OpenAIGrammarFields):
+    """What completions and chat completions share."""
+
+    IGNORED = _NO_EFFECT
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    min_tokens: int | None = Field(None, ge=0)
+    return_speculation: bool | None = None  # how the draft fared, in each choice at its end
+
+    def token_limit(self) -> tuple[str, int | None]:
+        return "max_tokens", self.max_tokens
+
+    def min_length(self) -> tuple[str, int | None]:
+        return "min_tokens", self.min_tokens
+
+    def logprob_options(self) -> LogprobOptions | None:
+        raise NotImplementedError
+
+    @property
+    def streaming(self) -> StreamOptions:
+        return self.stream_options or StreamOptions()
+
+    @model_validator(mode="after")
+    def _options_belong_to_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise field_error("kind", "stream_options", "is only accepted with 'stream': true")
+        return self
+
+
+def _prompt_kind(value: object) -> str | None:
+    """Strings or token ids, one or many; told by the first item, checked by the branch."""
+    if isinstance(value, str):
+        return "<text>"
+    if not isinstance(value, list) or not value:
+        return None
+    kinds = {str: "<texts>", int: "<ids>", list: "<many ids>"}
+    return kinds.get(type(value[0]))
+
+
+_AtMost = Field(max_length=MAX_PROMPTS)
+
+
+class CompletionBody(OpenAIBody):
+    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **_UNSERVED,
+        "best_of": (1,),
+        "suffix": ("",),
+    }
+
+    echo: bool | None = None  # the prompt before the answer
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+
+    prompt: Annotated[
+        Annotated[Prompt, Tag("<text>")]
+        | Annotated[list[Prompt], Tag("<texts>"), _AtMost]
+        | Annotated[PromptIds, Tag("<ids>")]
+        | Annotated[list[PromptIds], Tag("<many ids>"), _AtMost],
+        Discriminator(
+            _prompt_kind,
+            custom_error_type="prompt",
+            custom_error_message=(
+                "Input should be a string, a list of strings, a list of token ids or a list of "
+                "such lists, and not empty"
+            ),
+        ),
+    ]
+
+    def logprob_options(self) -> LogprobOptions | None:
+        if self.logprobs is None:
+            return None
+        return LogprobOptions(self.logprobs, 0 if self.echo else None)
+
+    def prompts(self) -> list[str | list[int]]:
+        """One prompt for each choice of the answer."""
+        is_many = _prompt_kind(self.prompt) in ("<texts>", "<many ids>")
+        return cast("list[str | list[int]]", self.prompt if is_many else [self.prompt])
+
+
+class ChatBody(OpenAIBody):
+    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **_UNSERVED,
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "reasoning_effort": (),
+        "verbosity": (),
+        "web_search_options": (),
+        "chat_template": (),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+    }
+
+    messages: Messages
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    chat_template_kwargs: TemplateKwargs | None = None
+    tools: Tools | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools as a chat template is given them; none if they are not to be called."""
+        if self.tool_choice == "none":
+            return []
+        return [tool.plain() for tool in self.tools or []]
+
+    def tool_choice_mode(self) -> ToolChoiceMode | None:
+        tools = [] if self.tool_choice == "none" else self.tools or []
+        return tool_choice_of(
+            [
+                OfferedTool(
+                    name=tool.function.name,
+                    field=f"tools.{i}.function.parameters",
+                    parameters=tool.function.parameters,
+                    is_strict=bool(tool.function.strict),
+                )
+                for i, tool in enumerate(tools)
+            ],
+            is_required=self.tool_choice == "required",
+            is_single=self.parallel_tool_calls is False,
+            name=chosen_name(self.tool_choice),
+        )
+
+    @model_validator(mode="after")
+    def _calls_can_be_had(self) -> Self:
+        check_tool_choice(self.tool_choice, self.tools or [])
+        return self
+
+    def token_limit(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
+
+    def logprob_options(self) -> LogprobOptions | None:
+        return LogprobOptions(self.top_logprobs or 0) if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _nothing_is_told_unasked(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise field_error("kind", "top_logprobs", "is only accepted with 'logprobs': true")
+        return self
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if None not in (self.max_tokens, self.max_completion_tokens) and (
+            self.max_tokens != self.max_completion_tokens
+        ):
+            raise field_error(
+                "kind",
+                "max_tokens",
+                f"is {self.max_tokens} and 'max_completion_tokens' is "
+                f"{self.max_completion_tokens}; they are two names of one limit: send one",
+            )
+        return self

@@ -1,0 +1,62 @@
+"""Sampling fields that shape the logits themselves, and how many answers there are."""
+
+import re
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from server.errors.validation_errors import field_error, quote
+from server.protocol.engine_options import EngineOptions
+from server.protocol.structured_output import GrammarFields
+
+MAX_CHOICES = 128  # answers of one prompt
+_MAX_BIASES = 1024  # tokens in one logit_bias
+_BIAS = 100  # largest number to add
+_TOKEN_ID = re.compile(r"\d{1,18}", re.ASCII)
+
+
+class OptionFields(GrammarFields):
+    """The fields that /generate and the OpenAI routes call by the same names."""
+
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, Any] | None = None  # token ids as strings: JSON has no other keys
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _names_tokens(cls, bias: dict[str, Any] | None) -> dict[str, Any] | None:
+        if bias is None:
+            return None
+        if len(bias) > _MAX_BIASES:
+            raise ValueError(f"must have at most {_MAX_BIASES} tokens")
+        for name, value in bias.items():
+            if not _TOKEN_ID.fullmatch(name):
+                message = f"must be a token id, as a string of digits; found {quote(name)}"
+                raise field_error("token_id", quote(name)[1:-1], message)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not -_BIAS <= value <= _BIAS:
+                message = f"must be a number from -{_BIAS} to {_BIAS}; found {quote(value)}"
+                raise field_error("bias", name, message)
+        if len({int(name) for name in bias}) < len(bias):
+            raise ValueError("must name each token once")
+        return bias
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    def min_length(self) -> tuple[str, int | None]:
+        """The field that says how short an answer may not be, and what it says."""
+        raise NotImplementedError
+
+    def engine_options(self) -> EngineOptions:
+        name, min_tokens = self.min_length()
+        return EngineOptions(
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=tuple((int(k), float(v)) for k, v in (self.logit_bias or {}).items()),
+            min_tokens=(name, min_tokens or 0),
+        )

@@ -1,0 +1,155 @@
+"""Fields that say what an answer must look like, by all the names that clients have for them."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
+
+from server.errors.validation_errors import field_error, quote
+from server.protocol.base import Body, Text
+from server.protocol.common import SamplingFields
+from server.structured_output.grammar_spec import GrammarKind, GrammarSpec
+
+Source = tuple[GrammarKind | Literal["json_object"], str, Any]  # kind, the field's name, value
+
+
+class GrammarFields(SamplingFields):
+    """One grammar at most."""
+
+    json_schema: Any = None  # a schema, or its JSON as text
+    regex: Text | None = None  # of the whole answer
+    ebnf: Text | None = None  # GBNF (`root ::= ...`) or Lark (`start: ...`)
+    choice: list[Text] | None = None  # the answer is one of these
+
+    def grammar_sources(self) -> Iterator[Source]:
+        """Every field that may ask for a grammar; the value is None where it does not."""
+        yield "json_schema", "json_schema", self.json_schema
+        yield "regex", "regex", self.regex
+        yield "ebnf", "ebnf", self.ebnf
+        yield "choice", "choice", self.choice
+
+    def grammar_spec(self, prefix: str = "") -> GrammarSpec | None:
+        given = [source for source in self.grammar_sources() if source[2] is not None]
+        if not given:
+            return None
+        kind, field, value = given[0]
+        return grammar_of(kind, prefix + field, value)
+
+    @model_validator(mode="after")
+    def _one_grammar(self) -> Self:
+        given = [source for source in self.grammar_sources() if source[2] is not None]
+        for kind, field, value in given:
+            try:
+                grammar_of(kind, field, value)
+            except ValueError as error:
+                raise field_error("grammar", field, f"{error}; found {quote(value)}") from error
+        if len(given) > 1:
+            raise field_error(
+                "grammar", given[1][1], f"and '{given[0][1]}' both ask for a grammar; send one"
+            )
+        return self
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+    def sources(self) -> Iterator[Source]:
+        if self.type == "json_object":
+            yield "json_object", "response_format", True
+        if self.type == "json_schema":
+            assert self.json_schema is not None
+            schema = self.json_schema.get("schema")
+            if schema is None:
+                yield "json_object", "response_format", True
+            else:
+                yield "json_schema", "response_format.json_schema.schema", schema
+
+    @model_validator(mode="after")
+    def _a_schema_where_it_belongs(self) -> Self:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            message = "is asked for by 'type': 'json_schema', and by nothing else"
+            raise field_error("kind", "json_schema", message)
+        known = {"name": str, "description": str, "strict": bool, "schema": object}
+        for name, value in (self.json_schema or {}).items():
+            if name not in known:
+                accepted = ", ".join(known)
+                message = f"is an unknown field; accepted: {accepted}"
+                raise field_error("unknown_field", f"json_schema.{quote(name)[1:-1]}", message)
+            if value is not None and not isinstance(value, known[name]):
+                kind = "true or false" if known[name] is bool else "a string"
+                message = f"must be {kind}; found {quote(value)}"
+                raise field_error("kind", f"json_schema.{name}", message)
+        return self
+
+
+# vLLM's names: those of `structured_outputs`, and the older ones at the top.
+_STRUCTURED: dict[str, GrammarKind | Literal["json_object"]] = {
+    "json": "json_schema",
+    "regex": "regex",
+    "grammar": "ebnf",
+    "choice": "choice",
+    "json_object": "json_object",
+}
+
+
+class OpenAIGrammarFields(GrammarFields):
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: Text | None = None
+    guided_grammar: Text | None = None
+    guided_choice: list[Text] | None = None
+
+    def grammar_sources(self) -> Iterator[Source]:
+        yield from super().grammar_sources()
+        if self.response_format is not None:
+            yield from self.response_format.sources()
+        for name, value in (self.structured_outputs or {}).items():
+            if name in _STRUCTURED and value is not False:
+                yield _STRUCTURED[name], f"structured_outputs.{name}", value
+        yield "json_schema", "guided_json", self.guided_json
+        yield "regex", "guided_regex", self.guided_regex
+        yield "ebnf", "guided_grammar", self.guided_grammar
+        yield "choice", "guided_choice", self.guided_choice
+
+    @model_validator(mode="after")
+    def _known_structures(self) -> Self:
+        for name, value in (self.structured_outputs or {}).items():
+            if name not in _STRUCTURED and value not in (None, False):
+                message = f"is not served; accepted: {', '.join(_STRUCTURED)}"
+                raise field_error(
+                    "unserved_field", f"structured_outputs.{quote(name)[1:-1]}", message
+                )
+        return self
+
+
+def grammar_of(kind: GrammarKind | Literal["json_object"], field: str, value: Any) -> GrammarSpec:
+    """Raises ValueError where the value is of another kind, too long, or empty."""
+    match kind:
+        case "json_object":
+            if value is not True:
+                raise ValueError("must be true")
+            return GrammarSpec.any_object(field)
+        case "json_schema":
+            return GrammarSpec.schema(field, _schema(value))
+        case "choice":
+            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+                raise ValueError("must be a list of strings")
+            return GrammarSpec.choice(field, value)
+        case "regex" | "ebnf":
+            if not isinstance(value, str):
+                raise ValueError("must be a string")
+            return GrammarSpec.written(field, kind, value)
+
+
+def _schema(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ValueError("must be a JSON schema, or the JSON of one as text") from error
+    if not isinstance(value, dict | bool):
+        raise ValueError("must be a JSON schema: an object, true or false")
+    return value

@@ -1,0 +1,150 @@
+"""Tools that a chat offers, and calls of them in earlier turns."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from server.errors.validation_errors import field_error, quote
+from server.protocol.base import Body, Text
+from server.structured_output.grammar_spec import GrammarSpec
+
+_MOST_TOOLS = 256
+
+ToolName = Annotated[Text, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.\-]+$")]
+
+
+class FunctionBody(Body):
+    name: ToolName
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # arguments keep to parameters without fail
+
+
+class ToolBody(Body):
+    type: Literal["function"]
+    function: FunctionBody
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates know tools."""
+        return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+
+
+def _distinct(tools: list[ToolBody]) -> list[ToolBody]:
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise ValueError("must not name a function twice")
+    return tools
+
+
+Tools = Annotated[list[ToolBody], Field(max_length=_MOST_TOOLS), AfterValidator(_distinct)]
+
+
+class CalledFunction(Body):
+    IGNORED = frozenset({"parsed_arguments"})  # by the official client, which hands them back
+
+    name: Text
+    arguments: Text  # JSON
+
+    def parsed(self) -> dict[str, Any]:
+        """What templates want. An empty text is no arguments."""
+        value: dict[str, Any] = json.loads(self.arguments or "{}")
+        return value
+
+
+def _has_arguments(function: CalledFunction) -> CalledFunction:
+    value: object = None
+    with suppress(ValueError, RecursionError):
+        value = function.parsed()
+    if not isinstance(value, dict):
+        raise field_error("kind", "arguments", "must be a JSON object, as text")
+    return function
+
+
+class CallBody(Body):
+    """A call that the assistant made, as it was told."""
+
+    IGNORED = frozenset({"index"})
+
+    id: Text | None = None
+    type: Literal["function"] = "function"
+    function: Annotated[CalledFunction, AfterValidator(_has_arguments)]
+
+    def plain(self) -> dict[str, Any]:
+        called = {"name": self.function.name, "arguments": self.function.parsed()}
+        return {"id": self.id, "type": "function", "function": called}
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool that may be called, and what its arguments must be."""
+
+    name: str
+    field: str  # the client's name for its parameters
+    parameters: Mapping[str, Any] | None
+    is_strict: bool
+
+    def arguments(self) -> GrammarSpec:
+        """Raises ValueError for a strict tool whose arguments could be no object."""
+        schema = dict(self.parameters or {})
+        if schema.get("type", "object") != "object":
+            if self.is_strict:
+                raise ValueError(f"must be of type object; found {quote(schema['type'])}")
+            schema = {}
+        schema = {"type": "object", **schema}
+        return GrammarSpec.schema(self.field, schema, is_strict=self.is_strict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoiceMode:
+    """Which tools may be called, and what is promised of it."""
+
+    tools: tuple[OfferedTool, ...]
+    is_required: bool  # there is a call
+    is_single: bool  # there is one at most
+
+    @property
+    def needs_grammar(self) -> bool:
+        return self.is_required or self.is_single or any(tool.is_strict for tool in self.tools)
+
+
+def tool_choice_of(
+    tools: Sequence[OfferedTool], *, is_required: bool, is_single: bool, name: str | None = None
+) -> ToolChoiceMode | None:
+    """None where there are no tools. name: the one that is to be called."""
+    if not tools:
+        return None
+    if name is not None:
+        tools = [tool for tool in tools if tool.name == name]
+    return ToolChoiceMode(
+        tuple(tools), is_required or name is not None, is_single or name is not None
+    )
+
+
+def chosen_name(choice: object) -> str | None:
+    """The function that a tool_choice names, if it names one."""
+    match choice:
+        case {"type": "function", "function": {"name": str(name), **more}, **others}:
+            return None if more or others else name
+        case _:
+            return None
+
+
+def check_tool_choice(choice: object, tools: Sequence[ToolBody]) -> None:
+    """Raises for a choice that is none, or that none of the tools can fulfil."""
+    if choice in (None, "none", "auto"):
+        return
+    name, names = chosen_name(choice), [tool.function.name for tool in tools]
+    if choice != "required" and name is None:
+        message = (
+            "must be 'none', 'auto', 'required' or a function by its name "
+            '({"type": "function", "function": {"name": ...}}); found ' + quote(choice)
+        )
+        raise field_error("kind", "tool_choice", message)
+    if not names or (name is not None and name not in names):
+        accepted = ", ".join(names) or "none, for there are no tools"
+        found = "a call" if name is None else quote(name)
+        raise field_error("kind", "tool_choice", f"asks for {found}; offered: {accepted[:200]}")

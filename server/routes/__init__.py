@@ -1,0 +1,1 @@
+"""Implements the HTTP routes, and builds their response objects and event streams."""

@@ -1,0 +1,40 @@
+"""How the APIs write server-sent events."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from server.errors.api_errors import Failure
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+# They end a line for some clients, though not for server-sent events nor for JSON.
+_LINE_ENDS = (("\u2028", "\\u2028"), ("\u2029", "\\u2029"), ("\x85", "\\u0085"))
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How an API writes an event, an error and the end."""
+
+    frame: Callable[[Mapping[str, object]], bytes]
+    error: Callable[[Failure], Mapping[str, object]]
+    done: bytes
+
+
+def _data(event: Mapping[str, object]) -> bytes:
+    return b"data: " + _json(event) + b"\n\n"
+
+
+def _named(event: Mapping[str, object]) -> bytes:
+    return f"event: {event['type']}\n".encode() + _data(event)
+
+
+def _json(event: Mapping[str, object]) -> bytes:
+    text = _ENCODER.encode(event)
+    if not text.isascii():
+        for end, escaped in _LINE_ENDS:
+            text = text.replace(end, escaped)
+    return text.encode()
+
+
+OPENAI = Dialect(frame=_data, error=lambda failure: failure.body, done=b"data: [DONE]\n\n")
+ANTHROPIC = Dialect(frame=_named, error=lambda failure: failure.anthropic_body, done=b"")

@@ -1,0 +1,1 @@
+"""Defines, loads and renders every setting of the server: YAML, environment and flags."""

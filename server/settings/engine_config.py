@@ -1,0 +1,52 @@
+"""From settings to what the engine takes: `auto` becomes None, names line up."""
+
+from typing import Literal
+
+from engine import EngineConfig
+from server.settings.schema import Settings
+
+
+def to_engine_config(settings: Settings) -> EngineConfig:
+    """The engine's config. A `demo:` target is passed on as named; the caller resolves it first."""
+    model, speculative, kv, scheduler = (
+        settings.model,
+        settings.speculative,
+        settings.kv,
+        settings.scheduler,
+    )
+    return EngineConfig(
+        target=model.path,
+        target_revision=model.revision,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        device=settings.device.type,
+        trust_remote_code=model.trust_remote_code,
+        max_model_len=count_or_none(model.max_model_len),
+        draft=speculative.draft_model if speculative.algorithm != "none" else None,
+        draft_revision=speculative.draft_revision,
+        draft_dtype=speculative.draft_dtype,
+        allow_other_target=speculative.allow_other_target,
+        num_draft_tokens=count_or_none(speculative.num_draft_tokens),
+        draft_budget=speculative.draft_budget,
+        confidence_threshold=(
+            speculative.confidence.threshold if speculative.confidence.mode == "threshold" else None
+        ),
+        stacked_context_kv=speculative.stacked_context_kv,
+        page_size=kv.page_size,
+        num_pages=count_or_none(kv.num_pages),
+        memory_gib=kv.memory_gib,
+        memory_fraction=kv.memory_fraction,
+        prefix_cache=kv.prefix_cache,
+        attention_backend=settings.attention.backend,
+        max_running_requests=scheduler.max_running_requests,
+        max_queued_requests=scheduler.max_queued_requests,
+        prefill_chunk_tokens=scheduler.prefill_chunk_tokens,
+        num_threads=count_or_none(settings.device.num_threads),
+        native_kernels=settings.device.native_kernels,
+        graphs=settings.device.graphs,
+    )
+
+
+def count_or_none(value: int | Literal["auto"]) -> int | None:
+    """The count, or None for auto."""
+    return None if value == "auto" else value

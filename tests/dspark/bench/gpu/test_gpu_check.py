@@ -1,0 +1,233 @@
+"""The program that checks a GPU runs the same way on a CPU, in small."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from draft import BlockRequest, DraftBlock
+from dspark.bench.gpu import checks, gpu_check
+from dspark.bench.gpu.aims import aims
+from dspark.bench.gpu.gpu_check import main
+from dspark.bench.gpu.replays import graphs
+from dspark.bench.gpu.results import Check, Found, Row, Table, kept, table
+from dspark.bench.gpu.sections import SECTIONS
+from dspark.bench.gpu.timing import Stopwatch, in_turns
+from engine.cuda_graphs import GraphedProposer
+from kv_pool import ReferenceAttention
+from kv_pool.attention.flashinfer import FlashInferAttention
+from kv_pool.attention.flashinfer_workspace import Workspace
+from tests.support.kv_pool.fake_flashinfer import HintedWrapper
+from tests.support.paths import ROOT
+
+CPU = torch.device("cpu")
+
+
+def test_the_whole_program_runs_in_small_and_every_check_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "told.json"
+    assert main(["--tiny", "--device", "cpu", "--json", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "FAIL" not in out
+    assert "0 checks failed" in out
+    told = json.loads(path.read_text())
+    assert list(told["sections"]) == list(SECTIONS)
+    names = [check["name"] for check in told["checks"]]
+    assert "greedy text, speculation on, graphs auto" in names
+    assert "context, fused against per layer, torch.bfloat16" in names
+    assert "attention by triton, torch.bfloat16, not causal" in names
+    assert "graphs against eager, torch.float32" in names
+    rows = told["tables"]["context write"]
+    assert [row["tokens"] for row in rows] == [1, 8]
+    assert all(row[f"{path}_ms"] > 0 for row in rows for path in ("per_layer", "stacked", "fused"))
+    lengths = [row["accept_length"] for row in told["tables"]["speed by accept length"]]
+    assert lengths == [float(n + 1) for n in range(8)]
+    assert all(row["share_of_copy"] > 0 for row in told["tables"]["verify pass"])
+    paths = [row["path"] for row in told["tables"]["stacked against per layer, end to end"]]
+    assert paths == ["stacked", "per_layer"] * 2
+    assert len(told["tables"]["aims"]) == 3
+    assert told["circumstances"]["transformers"]
+
+
+def test_without_a_device_it_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main([]) == 2
+    assert "no CUDA device" in capsys.readouterr().out
+
+
+def _breaks(device: torch.device, tiny: bool) -> Found:
+    yield Check("before", True, "fine")
+    raise RuntimeError("the device is gone\nwith a long story")
+
+
+def _works(device: torch.device, tiny: bool) -> Found:
+    yield Table("numbers", [{"n": 1}])
+
+
+@pytest.fixture
+def two_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check, "SECTIONS", {"bad": _breaks, "good": _works})
+
+
+@pytest.mark.usefixtures("two_sections")
+def test_a_section_that_breaks_leaves_the_others_theirs(tmp_path: Path) -> None:
+    path = tmp_path / "told.json"
+    assert main(["--device", "cpu", "--json", str(path)]) == 1
+    told = json.loads(path.read_text())
+    assert told["checks"] == [
+        {"name": "before", "passed": True, "detail": "fine"},
+        {"name": "bad broke off", "passed": False, "detail": "RuntimeError: the device is gone"},
+    ]
+    assert told["tables"] == {"numbers": [{"n": 1}]}
+
+
+@pytest.mark.usefixtures("two_sections")
+def test_what_does_not_begin_in_time_is_left_out_and_told(tmp_path: Path) -> None:
+    path = tmp_path / "told.json"
+    assert main(["--device", "cpu", "--json", str(path), "--minutes", "0"]) == 1
+    checks = json.loads(path.read_text())["checks"]
+    assert [check["name"] for check in checks] == ["bad", "good"]
+    assert checks[0]["detail"] == "left out: 0 minutes are over"
+
+
+@pytest.mark.parametrize(
+    ("ending", "detail"),
+    [
+        (subprocess.TimeoutExpired("python", 9), "its process did not end in time"),
+        (-11, "its process ended with code -11"),
+        (1, None),
+    ],
+)
+def test_a_process_that_dies_or_hangs_leaves_what_it_had(
+    ending: Any, detail: str | None, tmp_path: Path
+) -> None:
+    """The device may be lost for the process that broke it, and for no other."""
+    commands = []
+
+    def run(command: list[str], **options: Any) -> Any:
+        commands.append(command)
+        assert 0 < options["timeout"] <= 60
+        found = {
+            "checks": [{"name": "c", "passed": True, "detail": ""}],
+            "tables": {"t": [{"n": 1}]},
+        }
+        Path(command[command.index("--json") + 1]).write_text(json.dumps(found))
+        if isinstance(ending, Exception):
+            raise ending
+        return subprocess.CompletedProcess(command, ending)
+
+    path = tmp_path / "told.json"
+    with patch.object(subprocess, "run", run):
+        asked = ["--device", "cpu", "--tiny", "--apart", "--only", "writes"]
+        code = main([*asked, "--minutes", "1", "--json", str(path)])
+    (command,) = commands
+    assert command[1:6] == ["-m", "dspark.bench.gpu.gpu_check", "--together", "--only", "writes"]
+    assert "--tiny" in command
+    told = json.loads(path.read_text())
+    assert told["tables"] == {"t": [{"n": 1}]}
+    assert [check["detail"] for check in told["checks"]] == ["", *filter(None, [detail])]
+    assert code == (detail is not None)
+
+
+def test_a_section_runs_in_a_process_of_its_own_and_needs_no_server(tmp_path: Path) -> None:
+    """The smallest one, for real; with no web framework to be had."""
+    names = ("fastapi", "pydantic", "uvicorn", "llguidance", "gguf", "server")
+    hidden = f"import sys; [sys.modules.__setitem__(name, None) for name in {names}]; "
+    run = "import runpy; runpy.run_module('dspark.bench.gpu.gpu_check', run_name='__main__')"
+    path = tmp_path / "told.json"
+    asked = ["--tiny", "--device", "cpu", "--only", "context", "--json", str(path)]
+    subprocess.run([sys.executable, "-c", hidden + run, *asked], check=True, cwd=ROOT)
+    told = json.loads(path.read_text())
+    assert told["checks"]
+    assert all(check["passed"] for check in told["checks"])
+
+
+def test_a_table_that_breaks_off_keeps_its_rows() -> None:
+    def rows() -> Iterator[Row]:
+        yield {"n": 1}
+        raise ValueError("no more")
+
+    assert list(table("numbers", rows)) == [
+        Table("numbers", [{"n": 1}]),
+        Check("numbers broke off", False, "ValueError: no more"),
+    ]
+    assert list(kept("fine", lambda: iter(()))) == []
+
+
+def test_aims_are_told_from_what_was_measured() -> None:
+    tables: dict[str, list[Row]] = {
+        "context write": [{"tokens": 8, "per_layer_ms": 1.0, "fused_ms": 0.2}],
+        "verify pass": [{"batch": 1, "share_of_copy": 0.8}],
+        "rounds": [{"batch": 1, "step_ms": 5.0}],
+    }
+    (told,) = aims(tables)
+    assert [row["found"] for row in told.rows] == [5.0, 1.25]
+    assert list(aims({})) == []
+
+
+def test_a_draft_that_replays_something_else_fails_a_check_though_no_text_would_show_it() -> None:
+    propose = GraphedProposer.propose
+
+    def stale(self: GraphedProposer, request: BlockRequest) -> DraftBlock:
+        """As if the anchors had never been staged."""
+        return propose(self, replace(request, anchor_ids=torch.zeros_like(request.anchor_ids)))
+
+    with patch.object(GraphedProposer, "propose", stale):
+        found = [check for check in graphs(CPU, True) if isinstance(check, Check)]
+    passed = {check.name: check.passed for check in found}
+    assert passed == {
+        "graphs against eager, torch.float32": True,
+        "draft graphs against eager, greedy, torch.float32": False,
+        "draft graphs against eager, drawn, torch.float32": False,
+    }
+
+
+def test_flashinfer_is_checked_where_it_is_there() -> None:
+    backend = FlashInferAttention(
+        page_size=16,
+        workspace=Workspace(CPU, num_bytes=64),
+        make_wrapper=HintedWrapper,
+        fallback=ReferenceAttention(page_size=16, device=CPU),
+    )
+    offered = type("Offered", (), {"make_attention": staticmethod(lambda page_size: backend)})
+    with patch.object(checks, "acceleration_of", lambda *_, **__: offered):
+        found = list(checks.flashinfer_attention(CPU, True))
+    assert [check.passed for check in found if isinstance(check, Check)] == [True, True]
+    assert all("bfloat16" in check.name for check in found if isinstance(check, Check))
+
+
+class _Event:
+    """A mark on a device's stream: its time is that of the device, when it gets there."""
+
+    now = 0.0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at = -1.0
+
+    def record(self) -> None:
+        _Event.now += 2.5
+        self.at = _Event.now
+
+    def elapsed_time(self, end: "_Event") -> float:
+        return end.at - self.at
+
+
+def test_time_on_a_device_is_between_its_own_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    device = torch.device("cuda")
+    watch = Stopwatch(device)
+    assert watch.ms(watch.mark(), watch.mark()) == 2.5
+    (spread,) = in_turns({"nothing": lambda: None}, turns=3, device=device).values()
+    assert spread.median == 2.5

@@ -1,0 +1,149 @@
+"""What the engine hands over while it answers is what a second pass would read."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dspark.training.data.examples import TokenSequence, rounded
+from dspark.training.data.feature_store import FeatureStore
+from dspark.training.data.hidden_states import HiddenReader
+from dspark.training.data.state_recorder import StateKeeper, final_norm_of
+from engine.api import EngineSamplingParams, Request
+from engine.core.offline import RequestRun, drive
+from engine.loading.target import LoadedTarget, by_transformers_alone
+from tests.support.engine.running import prompts
+from tests.support.engine.tiny_models import CPU, HIDDEN, LAYERS, VOCAB, tiny_engine, tiny_target
+
+TAPS = (-1, 1, 3)
+MIN_TOKENS = 2
+
+
+def keep(
+    target: LoadedTarget,
+    store: FeatureStore,
+    *,
+    by_states: bool = False,
+    prefix_cache: bool = False,
+    asked: list[list[int]] | None = None,
+    **settings: object,
+) -> tuple[list[RequestRun], StateKeeper, int]:
+    """Answers to a few prompts, greedy and drawn; the keeper; how often one was preempted."""
+    reader = HiddenReader(target=target, tap_layers=TAPS, device=CPU)
+    norm = final_norm_of(target, device=CPU)
+    assert norm is not None
+    keeper = StateKeeper(
+        store=store,
+        final_norm=norm,
+        hidden_size=HIDDEN,
+        normalise=(lambda final, start: reader.log_normaliser(final, start=start))
+        if by_states
+        else None,
+        min_answer_tokens=MIN_TOKENS,
+    )
+    built = tiny_engine(
+        target=target,
+        recorder=keeper,
+        tap_layers=(*TAPS, LAYERS - 1),
+        prefix_cache=prefix_cache,
+        **settings,
+    )
+    requests = [
+        Request(str(i), tuple(p), EngineSamplingParams(14, temperature=(0.0, 0.9)[i % 2], seed=i))
+        for i, p in enumerate(asked or prompts(7, vocab=VOCAB))
+    ]
+    runs = drive(built.engine, requests, concurrency=4)
+    store.flush()
+    return runs, keeper, built.engine.snapshot().num_preemptions
+
+
+def new_store(folder: Path, *, budget_bytes: int = 1 << 30) -> FeatureStore:
+    return FeatureStore(folder=folder, identity="tiny", budget_bytes=budget_bytes)
+
+
+def sequence_of(run: RequestRun) -> TokenSequence:
+    return TokenSequence((*run.request.prompt_ids, *run.token_ids), len(run.request.prompt_ids))
+
+
+def assert_kept_as_read(target: LoadedTarget, store: FeatureStore, runs: list[RequestRun]) -> None:
+    reader = HiddenReader(target=target, tap_layers=TAPS, device=CPU)
+    for run in runs:
+        sequence = sequence_of(run)
+        found = store.find(sequence)
+        assert found is not None
+        with by_transformers_alone(target.model, "sdpa"):
+            expected = rounded(reader(sequence))
+        for one, other in ((found.taps, expected.taps), (found.final, expected.final)):
+            assert one.dtype == torch.bfloat16
+            assert one.shape == other.shape
+            scale = float(other.float().abs().max())
+            difference = (one[:-1].float() - other[:-1].float()).abs()
+            assert float(difference.max()) <= 2**-7 * scale  # may round to the other side
+            assert float((difference > 0).float().mean()) < 0.01
+        assert torch.equal(
+            found.log_normaliser[: sequence.num_prompt_tokens],
+            torch.zeros(sequence.num_prompt_tokens),
+        )
+        torch.testing.assert_close(
+            found.log_normaliser[:-1], expected.log_normaliser[:-1], atol=1e-3, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"prefill_chunk_tokens": 5}, id="chunks"),
+        pytest.param({"num_pages": 22, "max_running_requests": 4}, id="preemption"),
+        pytest.param({"native_kernels": "off"}, id="transformers"),
+    ],
+)
+def test_every_answer_has_the_states_that_a_pass_over_it_would_read(
+    name: str, settings: dict[str, object], tmp_path: Path
+) -> None:
+    target = tiny_target(name)
+    store = new_store(tmp_path)
+    runs, keeper, num_preemptions = keep(target, store, **settings)
+    long_enough = [run for run in runs if len(run.token_ids) >= MIN_TOKENS]
+    assert len(long_enough) >= 5
+    assert (keeper.num_kept, keeper.num_left) == (len(long_enough), 0)
+    assert (num_preemptions > 0) == ("num_pages" in settings)
+    assert_kept_as_read(target, store, long_enough)
+    assert_kept_as_read(target, new_store(tmp_path), long_enough)  # they lie on the disk
+
+
+def test_a_low_precision_has_its_normaliser_computed_from_the_states(tmp_path: Path) -> None:
+    target, store = tiny_target(), new_store(tmp_path)
+    runs, _, _ = keep(target, store, by_states=True)
+    assert_kept_as_read(target, store, [r for r in runs if len(r.token_ids) >= MIN_TOKENS])
+
+
+def test_a_sequence_with_rows_that_were_never_computed_is_left_to_the_second_pass(
+    tmp_path: Path,
+) -> None:
+    store = new_store(tmp_path)
+    same = prompts(1, vocab=VOCAB, low=20)[0]
+    runs, keeper, _ = keep(tiny_target(), store, prefix_cache=True, asked=[same, same])
+    assert (keeper.num_kept, keeper.num_left) == (1, 1)
+    assert [sequence_of(run) in store for run in runs] == [True, False]
+
+
+def test_what_has_no_room_in_the_budget_is_left_to_each_visit(tmp_path: Path) -> None:
+    row = 2 * HIDDEN * (len(TAPS) + 1) + 4
+    store = new_store(tmp_path, budget_bytes=80 * row)
+    runs, keeper, _ = keep(tiny_target(), store)
+    assert keeper.num_kept > 0
+    assert keeper.num_left > 0
+    kept = [run for run in runs if sequence_of(run) in store]
+    assert sum(len(sequence_of(run).token_ids) for run in kept) <= 80
+
+
+def test_a_final_state_that_is_more_than_a_norm_is_not_kept() -> None:
+    target = tiny_target()
+    backbone = target.model.get_decoder()  # type: ignore[operator]
+    assert final_norm_of(target, device=CPU) is backbone.norm
+    backbone.register_forward_hook(
+        lambda module, args, output: output.__class__(last_hidden_state=output[0] * 2)
+    )
+    assert final_norm_of(target, device=CPU) is None

@@ -1,0 +1,114 @@
+"""The draft's shape follows the target, and what cannot be had is refused."""
+
+import pytest
+import torch
+
+from dspark.training.config import DesignConfig
+from dspark.training.data.examples import TokenSequence
+from dspark.training.data.hidden_states import HiddenReader
+from dspark.training.model.design import (
+    choose_taps,
+    design_draft,
+    frequent_words,
+    last_layers,
+    unused_token_id,
+)
+from engine.errors import LoadError
+from engine.loading.target import by_transformers_alone, dense_reference
+from tests.support.engine.tiny_models import CPU, HIDDEN, VOCAB, tiny_target
+
+
+def test_taps_are_spread_from_layer_1_to_the_third_from_the_end() -> None:
+    assert choose_taps(DesignConfig(num_taps=5), num_layers=30) == (1, 8, 14, 20, 27)
+    assert choose_taps(DesignConfig(num_taps=5), num_layers=36) == (1, 9, 17, 25, 33)
+    assert choose_taps(DesignConfig(num_taps=1), num_layers=5) == (2,)
+
+
+def test_a_target_without_enough_layers_is_refused() -> None:
+    with pytest.raises(LoadError, match=r"5 taps do not fit a target of 5 layers"):
+        choose_taps(DesignConfig(num_taps=5), num_layers=5)
+    with pytest.raises(LoadError, match=r"design.tap_layers: .*cannot be tapped"):
+        choose_taps(DesignConfig(tap_layers=(0, 4)), num_layers=5)
+
+
+def test_a_draft_has_the_shape_of_its_target_unless_told_otherwise() -> None:
+    target = tiny_target("qwen3")
+    config = design_draft(DesignConfig(num_taps=2), target, mask_token_id=3)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
+    assert (config.hidden_size, config.vocab_size) == (HIDDEN, VOCAB)
+    assert (config.intermediate_size, config.mask_token_id) == (64, 3)
+    plain = DesignConfig(num_taps=2, markov_head="none", intermediate_size=40)
+    other = design_draft(plain, target, mask_token_id=3)
+    assert (other.markov_rank, other.confidence_with_markov) == (0, False)
+    assert other.intermediate_size == 40
+
+
+@pytest.mark.parametrize(
+    ("design", "field"),
+    [
+        (DesignConfig(num_taps=2, num_kv_heads=3), "num_kv_heads"),
+        (DesignConfig(num_taps=2, head_dim=7), "head_dim"),
+    ],
+)
+def test_heads_that_cannot_be_built_are_refused(design: DesignConfig, field: str) -> None:
+    with pytest.raises(LoadError, match=f"design.{field}: found"):
+        design_draft(design, tiny_target(), mask_token_id=0)
+
+
+def test_the_mask_is_the_last_token_that_no_text_holds() -> None:
+    assert unused_token_id([(1, 5), (4,)], vocab_size=6) == 3
+    with pytest.raises(LoadError, match=r"design.mask_token_id: every token occurs"):
+        unused_token_id([(0, 1)], vocab_size=2)
+
+
+def test_a_reduced_vocabulary_is_what_answers_say_most_and_every_end() -> None:
+    answers = [(5, 5, 5, 2), (2, 5, 9), (9, 2, 7)]
+    words = frequent_words(answers, size=4, always=[11], vocab_size=12)
+    assert words.tolist() == [2, 5, 9, 11]
+    everything = frequent_words(answers, size=12, always=[11], vocab_size=12)
+    assert everything.tolist() == list(range(12))
+
+
+@pytest.mark.parametrize("size", [1, 13])
+def test_a_vocabulary_that_cannot_be_had_is_refused(size: int) -> None:
+    with pytest.raises(LoadError, match=rf"design.draft_vocab_size: found {size}; accepted: 2 to"):
+        frequent_words([(1, 2)], size=size, always=[3, 4], vocab_size=12)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "mistral_window"])
+def test_hidden_states_are_those_that_transformers_names(name: str) -> None:
+    target = tiny_target(name)
+    ids, prompt = torch.arange(3, 23), 6
+    with by_transformers_alone(target.model, "sdpa"):
+        reader = HiddenReader(target=target, tap_layers=(-1, 1, 3), device=CPU)
+        reader.refuse_other_heads()
+        found = reader(TokenSequence(tuple(ids.tolist()), prompt))
+    logits, taps = dense_reference(target.model, (-1, 1, 3), ids[None])
+    torch.testing.assert_close(found.taps, taps, atol=1e-4, rtol=1e-4)
+    head = target.parts.lm_head.get_parameter("weight")
+    torch.testing.assert_close(found.final @ head.T, logits, atol=1e-4, rtol=1e-4)
+    expected = torch.logsumexp(logits, dim=-1)[prompt:]
+    torch.testing.assert_close(found.log_normaliser[prompt:], expected, atol=1e-4, rtol=1e-4)
+    assert found.log_normaliser[:prompt].tolist() == [0] * prompt
+
+
+def test_a_target_that_bends_its_logits_is_refused() -> None:
+    target = tiny_target()
+
+    def bend(module: object, args: object, output: torch.Tensor) -> torch.Tensor:
+        return 3 * torch.tanh(output / 3)
+
+    target.parts.lm_head.register_forward_hook(bend)
+    with by_transformers_alone(target.model, "sdpa"):
+        reader = HiddenReader(target=target, tap_layers=(1,), device=CPU)
+        with pytest.raises(LoadError, match="more to its logits than one matrix product"):
+            reader.refuse_other_heads()
+
+
+def test_a_draft_can_begin_with_the_targets_last_layers() -> None:
+    target = tiny_target()
+    weights = last_layers(target, 2)
+    layers = target.parts.layers
+    own = layers[-1].get_parameter("mlp.up_proj.weight")
+    assert torch.equal(weights.layers[1]["mlp.up_proj.weight"], own)
+    assert weights.final_norm is not None

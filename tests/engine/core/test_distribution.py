@@ -1,0 +1,253 @@
+"""Sampling through the whole engine: a few tokens, jointly, against the target alone."""
+
+import functools
+import itertools
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from draft import BlockRequest, DraftBlock, DSparkProposer, inverse_cdf
+from engine import EngineSamplingParams, Request
+from engine.build import Built
+from engine.draft_length.confidence_cutoff import ConfidenceThreshold
+from engine.draft_length.cost_model import Curve, StepCosts
+from engine.draft_length.draft_budget import LoadBudget
+from engine.loading.target import LoadedTarget, describe_target
+from engine.sampling import verify_step as verifier
+from engine.sampling.rejection import Verdict, verify_sampled
+from engine.scheduler.draft_allocation import StepLoad
+from engine.scheduler.plan import StepPlan
+from tests.support.engine.running import run_all
+from tests.support.engine.tiny_models import HIDDEN, LAYERS, tiny_engine, write_tiny_draft
+
+VOCAB = 8
+PROMPT = (3, 1, 4, 1, 5)
+NUM_SAMPLES = 50_000
+BLOCK = 2
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedTarget:
+    torch.manual_seed(11)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=64,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=12,
+        max_position_embeddings=64,
+        initializer_range=0.15,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        attn_implementation="eager",
+    )
+    model = LlamaForCausalLM(config).eval().requires_grad_(False)
+    return describe_target(model, max_len=32, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def next_probs(target: LoadedTarget) -> dict[tuple[int, ...], Tensor]:
+    """p(next | prompt + prefix) of the dense model for every prefix of up to three tokens."""
+    table = {}
+    for length in range(4):
+        for prefix in itertools.product(range(VOCAB), repeat=length):
+            with torch.inference_mode():
+                logits = target.model(torch.tensor([[*PROMPT, *prefix]]), use_cache=False).logits
+            table[prefix] = torch.softmax(logits[0, -1].double(), -1)
+    return table
+
+
+def _expected(next_probs: dict[tuple[int, ...], Tensor], num_tokens: int = 3) -> Tensor:
+    """p of every text of num_tokens tokens, the last one varying fastest."""
+    joint = torch.ones(1, dtype=torch.float64)
+    for length in range(num_tokens):
+        prefixes = itertools.product(range(VOCAB), repeat=length)
+        rows = torch.stack([next_probs[prefix] for prefix in prefixes])
+        joint = (joint[:, None] * rows).flatten()
+    return joint
+
+
+@contextmanager
+def well_informed_drafts(next_probs: dict[tuple[int, ...], Tensor]) -> Iterator[None]:
+    """Drafts drawn from the target's own distribution, slightly flattened."""
+
+    def flatten(p: Tensor) -> Tensor:
+        return (0.9 * p + 0.1 / VOCAB).float()
+
+    def propose(self: DSparkProposer, request: BlockRequest) -> DraftBlock:
+        assert request.sampling is not None
+        first = torch.stack([flatten(next_probs[(int(a),)]) for a in request.anchor_ids])
+        ids = [inverse_cdf(first, request.sampling.uniforms[:, 0])]
+        pairs = zip(request.anchor_ids.tolist(), ids[0].tolist(), strict=True)
+        second = torch.stack([flatten(next_probs[pair]) for pair in pairs])
+        ids.append(inverse_cdf(second, request.sampling.uniforms[:, 1]))
+        return DraftBlock(torch.stack(ids, 1), torch.stack([first, second], 1), None)
+
+    with patch.object(DSparkProposer, "propose", propose):
+        yield
+
+
+def _engine(target: LoadedTarget, folder: Path, **settings: object) -> Built:
+    write_tiny_draft(folder, block_size=BLOCK, vocab_size=VOCAB, mask_token_id=VOCAB - 1)
+    return tiny_engine(target=target, draft_folder=folder, max_running_requests=64, **settings)
+
+
+def _p_value(
+    built: Built,
+    expected: Tensor,
+    *,
+    num_tokens: int = 3,
+    num_samples: int = NUM_SAMPLES,
+    is_seeded: bool = True,
+) -> float:
+    counts = torch.zeros_like(expected)
+    params = [
+        EngineSamplingParams(
+            max_new_tokens=num_tokens, temperature=1.0, seed=seed if is_seeded else None
+        )
+        for seed in range(num_samples)
+    ]
+    requests = [Request(str(i), PROMPT, p) for i, p in enumerate(params)]
+    for at in range(0, num_samples, 200):
+        for ids, _ in run_all(built, requests[at : at + 200]).values():
+            counts[functools.reduce(lambda text, token: text * VOCAB + token, ids)] += 1
+    hoped = expected * num_samples
+    common = hoped >= 5  # cells too rare for chi-square are taken together
+    observed = torch.cat([counts[common], counts[~common].sum()[None]])
+    hoped = torch.cat([hoped[common], hoped[~common].sum()[None]])
+    keep = hoped > 0
+    return float(chisquare(observed[keep].numpy(), (hoped[keep]).numpy()).pvalue)
+
+
+@pytest.mark.slow
+def test_sampling_with_a_bad_draft_gives_the_targets_distribution(
+    target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
+) -> None:
+    built = _engine(target, tmp_path)
+    assert _p_value(built, _expected(next_probs)) > 0.001
+    accepted = built.engine.snapshot()
+    assert 0 < accepted.num_accepted_tokens < 0.7 * accepted.num_draft_tokens
+
+
+@pytest.mark.slow
+def test_sampling_with_a_good_draft_gives_the_targets_distribution(
+    target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
+) -> None:
+    built = _engine(target, tmp_path)
+    with well_informed_drafts(next_probs):
+        assert _p_value(built, _expected(next_probs)) > 0.001
+    accepted = built.engine.snapshot()
+    assert accepted.num_accepted_tokens > 0.8 * accepted.num_draft_tokens
+
+
+@pytest.mark.slow
+def test_a_biased_verifier_fails_the_same_test(
+    target: LoadedTarget,
+    next_probs: dict[tuple[int, ...], Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def too_kind(*args: Tensor, **kwargs: Tensor) -> Verdict:
+        kwargs["accept_uniforms"] = kwargs["accept_uniforms"] * 0.8
+        return verify_sampled(*args, **kwargs)
+
+    monkeypatch.setattr(verifier, "verify_sampled", too_kind)
+    assert _p_value(_engine(target, tmp_path), _expected(next_probs)) < 0.001
+
+
+# A block of two is planned where three tokens are still to come: behind the first of four.
+CUT: dict[str, int] = {"num_tokens": 4, "num_samples": 20_000}
+
+
+@pytest.mark.slow
+def test_a_confidence_threshold_leaves_the_targets_distribution(
+    target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
+) -> None:
+    built = _engine(target, tmp_path, confidence_threshold=0.25)
+    cuts = []
+    cut = ConfidenceThreshold.cut
+
+    def watched(self: ConfidenceThreshold, plan: StepPlan, block: DraftBlock | None) -> StepPlan:
+        kept = cut(self, plan, block)
+        planned = zip(plan.drafting, kept.drafting, strict=True)
+        cuts.extend(k.num_drafts for p, k in planned if p.num_drafts == BLOCK)
+        return kept
+
+    with patch.object(ConfidenceThreshold, "cut", watched):
+        assert _p_value(built, _expected(next_probs, 4), **CUT) > 0.001
+    assert min(cuts.count(1), cuts.count(2)) > 0.1 * len(cuts)  # a real choice
+
+
+@pytest.mark.slow
+def test_a_budget_that_looks_at_the_token_itself_fails_the_same_test(
+    target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
+) -> None:
+    """Say, one that sends a second token to the target only where it promises to stand."""
+
+    def peeking(self: ConfidenceThreshold, plan: StepPlan, block: DraftBlock | None) -> StepPlan:
+        if block is None:
+            return plan
+        promising = iter((block.draft_ids[:, 1] % 2 == 0).tolist())
+        scheduled_seqs = (
+            replace(scheduled, num_drafts=min(scheduled.num_drafts, 2 if next(promising) else 1))
+            if scheduled.num_drafts > 0
+            else scheduled
+            for scheduled in plan.scheduled_seqs
+        )
+        return StepPlan(tuple(scheduled_seqs))
+
+    built = _engine(target, tmp_path, confidence_threshold=0.25)
+    with patch.object(ConfidenceThreshold, "cut", peeking):
+        assert _p_value(built, _expected(next_probs, 4), **CUT) < 0.001
+
+
+@contextmanager
+def drafts_by_what_stood() -> Iterator[list[int]]:
+    """Numbers of drafts that swing with how many stood before; told are those chosen."""
+    chosen: list[int] = []
+    latest = [0]
+
+    def allot(self: LoadBudget, load: StepLoad) -> list[int]:
+        most = (BLOCK, 0, 1)[latest[0] % 3]
+        latest[0] += most == 0  # a step without rounds would be followed by the same for ever
+        numbers = [min(cap, most) for cap in load.caps]
+        chosen.extend(number for number, cap in zip(numbers, load.caps, strict=True) if cap)
+        return numbers
+
+    def record(self: LoadBudget, num_drafts: int, num_accepted: int) -> None:
+        latest[0] += num_accepted
+
+    with patch.object(LoadBudget, "allot", allot), patch.object(LoadBudget, "record", record):
+        yield chosen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_good", [False, True], ids=["bad draft", "good draft"])
+def test_numbers_of_drafts_that_follow_earlier_rounds_leave_the_targets_distribution(
+    is_good: bool,
+    target: LoadedTarget,
+    next_probs: dict[tuple[int, ...], Tensor],
+    tmp_path: Path,
+) -> None:
+    costs = StepCosts(passes=Curve.through({1: 1.0}), drafts=Curve.through({1: 1.0}))
+    built = _engine(target, tmp_path, costs=costs)
+    seeds = itertools.count()  # those that the engine gives itself, the same in every run
+    with (
+        patch.object(secrets, "randbits", lambda bits: next(seeds)),
+        well_informed_drafts(next_probs) if is_good else nullcontext(),
+        drafts_by_what_stood() as chosen,
+    ):
+        assert _p_value(built, _expected(next_probs, 4), **CUT, is_seeded=False) > 0.001
+    assert min(chosen.count(number) for number in range(BLOCK + 1)) > 0.05 * len(chosen)

@@ -1,0 +1,28 @@
+"""Which recording a batch goes to, and where its padding lies."""
+
+import pytest
+
+from engine.cuda_graphs.capture_sizes import CaptureSizes
+from engine.cuda_graphs.scratch import ScratchPage
+
+
+@pytest.mark.parametrize(
+    ("largest", "sizes"),
+    [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (64, (1, 2, 4, 8, 16, 32, 64))],
+)
+def test_tiers_double_up_to_the_largest(largest: int, sizes: tuple[int, ...]) -> None:
+    assert CaptureSizes.up_to(largest).sizes == sizes
+
+
+@pytest.mark.parametrize(("count", "capture_size"), [(1, 1), (3, 4), (5, 6), (6, 6), (7, None)])
+def test_a_batch_goes_to_the_smallest_tier_that_holds_it(
+    count: int, capture_size: int | None
+) -> None:
+    assert CaptureSizes.up_to(6).holding(count) == capture_size
+
+
+@pytest.mark.parametrize(("length", "pages"), [(1, 1), (4, 1), (5, 2), (8, 2)])
+def test_who_is_not_there_lives_in_the_scratch_page(length: int, pages: int) -> None:
+    scratch = ScratchPage(page=99, page_size=4)
+    assert scratch.table(length) == [99] * pages
+    assert scratch.slot == 396

@@ -1,0 +1,331 @@
+"""A replayed round says what the eager one says, whatever the batch and its padding."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from draft import DSparkProposer
+from dspark.bench.draft_quality.confidence_rounds import ConfidenceRecorder
+from engine import EngineSamplingParams, Request
+from engine.build import Built
+from engine.cuda_graphs import GraphedProposer, GraphedTarget
+from engine.cuda_graphs.tape import _TapeRecording
+from engine.runner.target_model import TargetModel
+from kv_pool import ReferenceAttention
+from tests.support.engine.option_cases import ByParity
+from tests.support.engine.recorded import graphed_engine, taped
+from tests.support.engine.running import generate_alone, greedy_requests, prompts, run_all
+from tests.support.engine.tiny_models import VOCAB, tiny_engine, tiny_target, write_tiny_draft
+from tests.support.engine.work import run_counting
+
+NEW_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_draft(tmp_path_factory.mktemp("draft"))
+
+
+@contextmanager
+def counted_replays() -> Iterator[list[int]]:
+    count = [0]
+    replay = _TapeRecording.replay
+
+    def counting(self: _TapeRecording[object]) -> None:
+        count[0] += 1
+        replay(self)
+
+    with patch.object(_TapeRecording, "replay", counting):
+        yield count
+
+
+def texts_of(built: Built, requests: list[Request]) -> list[list[int]]:
+    found = run_all(built, requests)
+    return [found[request.request_id][0] for request in requests]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_greedy_text_equals_transformers(name: str, draft_folder: Path) -> None:
+    asked = prompts(5, vocab=VOCAB)
+    built = graphed_engine(target=tiny_target(name), draft_folder=draft_folder)
+    with counted_replays() as replays:
+        found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target(name), p, NEW_TOKENS) for p in asked]
+    assert replays[0] > 20
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"page_size": 1, "num_pages": 512},
+        {"page_size": 16, "num_pages": 40},
+        {"num_draft_tokens": 1},
+        {"max_running_requests": 3, "prefill_chunk_tokens": 3},
+        {"num_pages": 20},
+    ],
+    ids=str,
+)
+def test_greedy_text_is_the_same_under_any_setting(
+    settings: dict[str, object], draft_folder: Path
+) -> None:
+    asked = prompts(6, vocab=VOCAB)
+    built = graphed_engine(draft_folder=draft_folder, **settings)
+    found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in asked]
+
+
+def test_plain_decoding_is_replayed_too() -> None:
+    asked = prompts(3, vocab=VOCAB)
+    built = graphed_engine(draft_folder=None)
+    with counted_replays() as replays:
+        found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in asked]
+    assert replays[0] >= NEW_TOKENS - 1
+
+
+def sampled_requests(*, greedy: int) -> list[Request]:
+    """Of five, the first few take the argmax, and the others draw."""
+    return [
+        Request(
+            str(i),
+            tuple(p),
+            EngineSamplingParams(
+                max_new_tokens=NEW_TOKENS, temperature=0.0 if i < greedy else 0.8, seed=i
+            ),
+        )
+        for i, p in enumerate(prompts(5, vocab=VOCAB))
+    ]
+
+
+@pytest.mark.parametrize("greedy", [0, 2])
+def test_seeded_draws_are_those_of_the_eager_engine(greedy: int, draft_folder: Path) -> None:
+    """With some requests greedy, the recording that draws has rows that do not."""
+    requests = sampled_requests(greedy=greedy)
+    eager = tiny_engine(draft_folder=draft_folder, native_kernels="off")
+    graphed = graphed_engine(draft_folder=draft_folder)
+    assert texts_of(graphed, requests) == texts_of(eager, requests)
+
+
+# Of torch, beside its two recordings: the batch's ids, what goes into and comes out of the
+# recordings, the verdict, and the context write, which on a GPU is one product and one kernel.
+MOST_OPERATIONS = 49
+
+
+def test_a_round_is_two_replays_one_look_at_the_device_and_few_operations_beside(
+    draft_folder: Path,
+) -> None:
+    built = graphed_engine(draft_folder=draft_folder)
+    replay, replays = _TapeRecording.replay, [0]
+
+    def uncounted(self: _TapeRecording[object]) -> None:
+        replays[0] += 1
+        with _disable_current_modes():
+            replay(self)
+
+    with patch.object(_TapeRecording, "replay", uncounted):
+        steps = run_counting(built, greedy_requests(prompts(3, vocab=VOCAB, low=9), NEW_TOKENS))
+    rounds = [step for step in steps if step.passes == [(15, 15)]]
+    assert len(rounds) >= 2
+    for step in rounds:
+        assert step.reads["cpu"] == 1  # numpy reads what is on the host, here the scores as well
+        assert set(step.reads) == {"cpu", "numpy"}
+        assert step.gathered_bytes == 0
+        assert step.operations.total() <= MOST_OPERATIONS, step.operations
+    assert replays[0] >= 2 * len(rounds)
+
+
+@pytest.mark.parametrize("threshold", [0.05, 0.3, 1.0])
+def test_windows_that_a_threshold_cuts_are_replayed_at_any_length(
+    threshold: float, draft_folder: Path
+) -> None:
+    """What a sequence verifies changes from step to step; its window is as wide as ever."""
+    requests = sampled_requests(greedy=2)
+    settings: dict[str, Any] = {"draft_folder": draft_folder, "confidence_threshold": threshold}
+    eager = tiny_engine(native_kernels="off", **settings)
+    graphed = graphed_engine(**settings)
+    with (
+        patch.object(
+            GraphedTarget, "forward", autospec=True, side_effect=GraphedTarget.forward
+        ) as passes,
+        counted_replays() as replays,
+    ):
+        found = texts_of(graphed, requests)
+    assert found == texts_of(eager, requests)
+    lengths = [call.args[1].query_lens for call in passes.call_args_list]
+    windows = [lens for lens in lengths if max(lens) <= 5]
+    assert replays[0] >= 2 * len(windows) - 2  # a round and a pass, but for the very first
+    assert len({n for lens in windows for n in lens}) >= (2 if threshold == 1.0 else 3)
+
+
+def test_confidences_outlive_the_pass_that_verifies_them(draft_folder: Path) -> None:
+    rounds = []
+    for make in (graphed_engine, tiny_engine):
+        recorder = ConfidenceRecorder()
+        built = make(draft_folder=draft_folder, recorder=recorder, native_kernels="off")
+        texts_of(built, sampled_requests(greedy=2))
+        rounds.append(recorder.rounds(block_size=4, of=lambda name: True))
+    graphed, eager = rounds
+    assert len(graphed) > 10
+    assert torch.equal(graphed.num_accepted, eager.num_accepted)
+    torch.testing.assert_close(graphed.logits, eager.logits)
+
+
+class Anything:
+    """A row mask that rules nothing out."""
+
+    def fill(self, said: Any, row: Any) -> None:
+        row[:] = 0xFFFF_FFFF
+
+    def commit(self, token_id: int) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("mask", [Anything, ByParity])
+def test_greedy_blocks_under_a_mask_are_replayed_and_picked_anew_where_they_break_it(
+    mask: type, draft_folder: Path
+) -> None:
+    (prompt,) = prompts(1, vocab=VOCAB, low=9, high=10)
+
+    def asked() -> list[Request]:
+        params = EngineSamplingParams(max_new_tokens=NEW_TOKENS)
+        return [Request("a", tuple(prompt), params, token_mask=mask())]
+
+    eager = tiny_engine(draft_folder=draft_folder, native_kernels="off")
+    graphed = graphed_engine(draft_folder=draft_folder)
+    with patch.object(
+        DSparkProposer, "propose", autospec=True, side_effect=DSparkProposer.propose
+    ) as picked:
+        found = texts_of(graphed, asked())
+    assert (picked.call_count == 0) == (mask is Anything)
+    assert found == texts_of(eager, asked())
+
+
+def test_a_batch_may_shrink_and_grow_again(draft_folder: Path) -> None:
+    """CaptureSizes are left and met again; what padding held before makes no difference."""
+    asked = prompts(6, vocab=VOCAB)
+    lengths = [2, 20, 3, 11, 5, 7]
+    requests = [
+        Request(str(i), tuple(p), EngineSamplingParams(max_new_tokens=n))
+        for i, (p, n) in enumerate(zip(asked, lengths, strict=True))
+    ]
+    built = graphed_engine(draft_folder=draft_folder)
+    expected = [generate_alone(tiny_target(), p, n) for p, n in zip(asked, lengths, strict=True)]
+    assert texts_of(built, requests) == expected
+    assert texts_of(built, requests) == expected
+
+
+def test_a_step_without_drafts_replays_windows_of_one_row(draft_folder: Path) -> None:
+    """The last token of an answer, say, or all of them under a load that leaves no drafts."""
+    asked = prompts(3, vocab=VOCAB, low=9)
+    built = graphed_engine(draft_folder=draft_folder)
+    scheduler = built.engine._scheduler
+    recordings = built.runner._windows  # type: ignore[attr-defined]
+    replayed: list[tuple[int, int]] = []
+    for key, window in recordings.items():
+        replay = window.recording.replay
+        window.recording.replay = lambda key=key, replay=replay: (replayed.append(key), replay())
+    with patch.object(scheduler, "_most_drafts", lambda seq: 0):
+        found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in asked]
+    assert {width for _, width in replayed} == {1}
+    assert len(replayed) >= NEW_TOKENS - 1
+
+
+def test_padding_touches_the_scratch_page_alone(draft_folder: Path) -> None:
+    built = graphed_engine(draft_folder=draft_folder, prefix_cache=False)
+    pool = built.pool
+    own = (pool.num_pages - 1) * pool.page_size
+    assert pool.num_pages == built.memory.num_pages + 1
+    storages = [pool.target_keys(0), pool.target_values(4), pool.draft_keys[1]]
+    for storage in storages:
+        assert not storage[:own].any(), "recording wrote beside the scratch page"
+    assert pool.draft_keys[1][own:].any()
+    (prompt,) = prompts(1, vocab=VOCAB, low=9, high=10)
+    found = texts_of(built, greedy_requests([prompt], 3))  # the last windows are short ones
+    used = -(-(len(prompt) + 3 + built.proposer.num_slots) // pool.page_size)
+    for storage in storages:
+        written = storage[:own].flatten(1).any(dim=1).view(-1, pool.page_size).any(dim=1)
+        assert 0 < int(written.sum()) <= used
+    assert found == [generate_alone(tiny_target(), prompt, 3)]
+
+
+def test_nobody_reads_the_scratch_page(draft_folder: Path) -> None:
+    """Batches of 5 in a tier of 6, with short last windows, over a scratch page of NaN."""
+    built = graphed_engine(draft_folder=draft_folder)
+    pool = built.pool
+    own = (pool.num_pages - 1) * pool.page_size
+    for layer in range(5):
+        pool.target_keys(layer)[own:] = torch.nan
+        pool.target_values(layer)[own:] = torch.nan
+    pool.draft_keys[:, own:] = torch.nan
+    pool.draft_values[:, own:] = torch.nan
+    asked = prompts(5, vocab=VOCAB)
+    found = texts_of(built, greedy_requests(asked, 7))
+    assert found == [generate_alone(tiny_target(), p, 7) for p in asked]
+    assert pool.target_values(4)[own:].isnan().any()
+    assert not pool.target_values(4)[:own].isnan().any()
+
+
+def test_sequences_shorter_than_a_window_run_as_they_did(draft_folder: Path) -> None:
+    built = graphed_engine(draft_folder=draft_folder)
+    asked = [[7], [5, 9], [11, 3, 8]]
+    found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in asked]
+
+
+def test_long_shares_run_as_they_did(draft_folder: Path) -> None:
+    built = graphed_engine(draft_folder=draft_folder)
+    assert isinstance(built.runner, GraphedTarget)
+    assert isinstance(built.proposer, GraphedProposer)
+    (prompt,) = prompts(1, vocab=VOCAB, low=20, high=21)
+    with (
+        patch.object(TargetModel, "forward", autospec=True, side_effect=TargetModel.forward) as ran,
+        patch.object(DSparkProposer, "propose", side_effect=AssertionError("not replayed")),
+    ):
+        texts_of(built, greedy_requests([prompt], NEW_TOKENS))
+    assert [len(call.args[1].token_ids) for call in ran.call_args_list] == [len(prompt)]
+
+
+def test_the_context_writers_mode_switches_without_moving_a_weight(draft_folder: Path) -> None:
+    built = graphed_engine(draft_folder=draft_folder, stacked_context_kv="off")
+    assert built.draft is not None
+    addresses = [p.data_ptr() for p in built.draft.network.parameters()]
+    asked = prompts(3, vocab=VOCAB)
+    expected = [generate_alone(tiny_target(), p, NEW_TOKENS) for p in asked]
+    for mode in ("on", "off", "auto"):
+        assert built.engine.set_context_kv(mode).mode == mode  # type: ignore[arg-type]
+        assert texts_of(built, greedy_requests(asked, NEW_TOKENS)) == expected
+    assert [p.data_ptr() for p in built.draft.network.parameters()] == addresses
+
+
+def test_attention_without_fixed_shapes_leaves_everything_eager_and_says_why(
+    draft_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = replace(
+        taped(),
+        make_attention=lambda page_size: ReferenceAttention(
+            page_size=page_size, device=torch.device("cpu")
+        ),
+    )
+    with caplog.at_level(logging.WARNING):
+        built = graphed_engine(draft_folder=draft_folder, device_backend=plain)
+    reason = "reference attention has no fixed shapes"
+    assert f"no graphs: {reason}" in caplog.text
+    assert built.engine.info.details["graphs"] == {"tiers": [], "reason": reason}
+    assert isinstance(built.runner, TargetModel)
+    asked = prompts(2, vocab=VOCAB)
+    found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in asked]
+
+
+def test_the_tiers_are_told(draft_folder: Path) -> None:
+    built = graphed_engine(draft_folder=draft_folder)
+    assert built.engine.info.details["graphs"] == {"tiers": [1, 2, 4, 6], "reason": None}

@@ -1,0 +1,146 @@
+"""What is measured before the pool is sized is as large as a step can become."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from draft import DSparkProposer
+from engine import EngineSamplingParams, Request
+from engine.model_setup.peak_step import PeakStep
+from engine.runner.target_model import TargetModel
+from engine.sampling import verify_step as verifier
+from tests.support.engine.running import prompts, run_all
+from tests.support.engine.tiny_models import CPU, VOCAB, tiny_engine, write_tiny_draft
+
+RUNNING, CHUNK, BLOCK = 20, 24, 4
+
+
+@pytest.fixture(scope="module")
+def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_draft(tmp_path_factory.mktemp("draft"), block_size=BLOCK)
+
+
+def largest(*, speculates: bool, chunk: int = CHUNK) -> PeakStep:
+    width = BLOCK if speculates else 0
+    return PeakStep(
+        max_running=RUNNING,
+        num_draft_tokens=width,
+        num_slots=width,
+        chunk_tokens=chunk,
+        page_size=4,
+    )
+
+
+@contextmanager
+def watched() -> Iterator[dict[str, list[Any]]]:
+    """Rows of every pass, block and write, and sequences whose distributions exist at once."""
+    seen: dict[str, list[Any]] = {"passes": [], "blocks": [], "writes": [], "drawn": []}
+    forward, propose, write = (
+        TargetModel.forward,
+        DSparkProposer.propose,
+        DSparkProposer.write_context,
+    )
+    probs = verifier.target_probs
+
+    def counted_forward(self: Any, batch: Any) -> Any:
+        seen["passes"].append((len(batch.token_ids), len(batch.logit_rows)))
+        return forward(self, batch)
+
+    def counted_propose(self: Any, request: Any) -> Any:
+        block = propose(self, request)
+        drawn = None if block.draft_probs is None else len(block.draft_probs)
+        seen["blocks"].append((len(request.context_lens), drawn))
+        return block
+
+    def counted_write(self: Any, aux_hidden: Any, positions: Any, slots: Any) -> None:
+        seen["writes"].append(len(slots))
+        write(self, aux_hidden, positions, slots)
+
+    def counted_probs(logits: Any, params: Any) -> Any:
+        seen["drawn"].append(logits.shape[0])
+        return probs(logits, params)
+
+    with (
+        patch.object(TargetModel, "forward", counted_forward),
+        patch.object(DSparkProposer, "propose", counted_propose),
+        patch.object(DSparkProposer, "write_context", counted_write),
+        patch.object(verifier, "target_probs", counted_probs),
+    ):
+        yield seen
+
+
+def run(folder: Path | None, step: PeakStep) -> dict[str, list[Any]]:
+    built = tiny_engine(draft_folder=folder, native_kernels="off")
+    with torch.inference_mode(), watched() as seen:
+        step.run(built.runner, built.proposer, device=CPU)
+    return seen
+
+
+def test_it_is_a_round_of_everybody_beside_a_chunk_with_logits_of_every_row(
+    draft_folder: Path,
+) -> None:
+    seen = run(draft_folder, largest(speculates=True))
+    rows = RUNNING * (BLOCK + 1) + CHUNK
+    assert seen["passes"] == [(rows, rows)]
+    assert seen["blocks"] == [(RUNNING, RUNNING)]  # all of them draw
+    assert seen["writes"] == [rows]
+    assert sum(seen["drawn"]) == RUNNING + 1
+
+
+def test_without_a_chunk_it_is_the_rounds_that_graphs_hold(draft_folder: Path) -> None:
+    seen = run(draft_folder, largest(speculates=True, chunk=0))
+    assert seen["passes"] == [(RUNNING * (BLOCK + 1), RUNNING * (BLOCK + 1))]
+    assert seen["blocks"] == [(RUNNING, None)]
+    assert seen["drawn"] == []
+
+
+def test_without_a_draft_it_is_a_row_of_everybody() -> None:
+    seen = run(None, largest(speculates=False))
+    assert seen["passes"] == [(RUNNING + CHUNK, RUNNING + CHUNK)]
+    assert (seen["blocks"], seen["writes"]) == ([], [])
+
+
+def test_a_prompts_end_behind_a_long_context_is_tried_as_well(draft_folder: Path) -> None:
+    built = tiny_engine(draft_folder=draft_folder, native_kernels="off")
+    seen: list[tuple[Any, Any]] = []
+    forward = TargetModel.forward
+
+    def noted(self: Any, batch: Any) -> Any:
+        seen.append((batch.query_lens, batch.kv_lens))
+        return forward(self, batch)
+
+    with torch.inference_mode(), patch.object(TargetModel, "forward", noted):
+        for max_len in (160, 5000, 40):
+            largest(speculates=True).run_tail(built.runner, max_len=max_len, device=CPU)
+    assert seen == [((64,), (160,)), ((64,), (1024,)), ((40,), (40,))]
+
+
+def test_a_prompts_end_has_its_keys_cut_up_where_few_programs_would_see_them_all() -> None:
+    """Which is the kernel that no largest step and no recorded window runs."""
+    num_splits = pytest.importorskip("kv_pool.attention.triton_kernels").num_splits
+    for num_heads, num_kv_heads in ((32, 8), (40, 8), (16, 16)):
+        queries = 64 // (num_heads // num_kv_heads)
+        tiles = -(-64 // queries)
+        assert num_splits(tiles * num_kv_heads, 1024, None) > 1
+        assert num_splits(-(-1024 // queries) * num_kv_heads, 1024, None) == 1
+
+
+def test_distributions_of_many_sequences_never_exist_at_the_same_time(draft_folder: Path) -> None:
+    built = tiny_engine(
+        draft_folder=draft_folder, max_running_requests=40, num_pages=600, native_kernels="off"
+    )
+    requests = [
+        Request(str(i), tuple(p), EngineSamplingParams(max_new_tokens=6, temperature=0.9, seed=i))
+        for i, p in enumerate(prompts(40, vocab=VOCAB, high=4))
+    ]
+    with watched() as seen:
+        together = run_all(built, requests)
+    assert max(seen["drawn"]) == 16
+    assert max(count for count, _ in seen["blocks"]) > 32
+    for one in requests[::13]:
+        assert run_all(built, [one])[one.request_id][0] == together[one.request_id][0]

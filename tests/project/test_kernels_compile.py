@@ -1,0 +1,97 @@
+"""The kernels compile for Hopper on a machine without a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.paths import ROOT
+
+STORE = {
+    "module": "draft.context.triton_context",
+    "kernel": "_store_kernel",
+    "types": {
+        **dict.fromkeys(["product", "norm", "keys", "values"], "*bf16"),
+        **dict.fromkeys(["positions", "slots"], "*i64"),
+        "factors": "*fp32",
+        "num_slots": "i32",
+        "eps": "fp32",
+    },
+    "constants": {"L": 5, "H": 8, "HALF": 64, "BLOCK_H": 8, "BLOCK_HALF": 64},
+}
+ATTEND_TYPES = {
+    **dict.fromkeys(["query", "keys", "values"], "*bf16"),
+    **dict.fromkeys(["tiles", "starts", "pages", "kv_lens"], "*i32"),
+    **dict.fromkeys(["query_stride", "head_stride", "num_queries", "num_tiles"], "i32"),
+    **dict.fromkeys(["max_pages", "window", "splits"], "i32"),
+    **dict.fromkeys(["scale", "softcap"], "fp32"),
+    "sums": "*fp32",
+}
+ATTEND_CONSTANTS = {
+    "CAUSAL": True,
+    "HAS_WINDOW": False,
+    "HAS_SOFTCAP": False,
+    "H": 32,
+    "HKV": 8,
+    "GROUP": 4,
+    "KEYS": 64,
+    "PAGE": 16,
+    "D": 128,
+    "DV": 128,
+    "BLOCK_D": 128,
+    "BLOCK_DV": 128,
+    "WIDE": False,
+}
+VERIFY = {
+    "module": "kv_pool.attention.triton_kernels",
+    "kernel": "_attend",
+    "types": {**ATTEND_TYPES, "parts": "*fp32"},
+    "constants": {**ATTEND_CONSTANTS, "IS_WHOLE": False, "QUERIES": 8, "ROWS": 32},
+}
+PROMPT = {
+    "module": "kv_pool.attention.triton_kernels",
+    "kernel": "_attend",
+    "types": {**ATTEND_TYPES, "parts": "*bf16", "sums": "*bf16"},
+    "constants": {
+        **ATTEND_CONSTANTS,
+        "HAS_WINDOW": True,
+        "HAS_SOFTCAP": True,
+        "IS_WHOLE": True,
+        "QUERIES": 16,
+        "ROWS": 64,
+    },
+}
+COMBINE = {
+    "module": "kv_pool.attention.triton_kernels",
+    "kernel": "_combine",
+    "types": {
+        **dict.fromkeys(["parts", "sums", "sinks"], "*fp32"),
+        "out": "*bf16",
+        **dict.fromkeys(["num_queries", "splits"], "i32"),
+    },
+    "constants": {
+        "HAS_SINKS": True,
+        "BLOCK_SPLITS": 16,
+        "H": 32,
+        "DV": 128,
+        "BLOCK_DV": 128,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "kernel", [STORE, VERIFY, PROMPT, COMBINE], ids=["store", "verify", "prompt", "combine"]
+)
+def test_it_compiles_for_the_released_shapes(kernel: dict[str, object]) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.support.compile_for_hopper", json.dumps(kernel)],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) > 0  # bytes of machine code

@@ -1,0 +1,166 @@
+"""Bodies that nobody would send are answered in the API's shape and leave nothing behind."""
+
+import asyncio
+import gc
+import json
+import random
+import resource
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.server.tiny_service import TinyService, tiny_service
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "pattern": "^x+$"}, "b": {"$ref": "#/$defs/n"}},
+    "required": ["a"],
+    "$defs": {"n": {"anyOf": [{"type": "integer", "minimum": 0}, {"enum": [None, "y"]}]}},
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "/generate": {
+        "text": "hi",
+        "sampling_params": {
+            "max_new_tokens": 3,
+            "temperature": 0.5,
+            "stop": ["x"],
+            "seed": 1,
+            "json_schema": SCHEMA,
+        },
+        "stream": False,
+    },
+    "/v1/completions": {
+        "prompt": ["a", "b"],
+        "max_tokens": 2,
+        "stream": True,
+        "top_p": 0.9,
+        "structured_outputs": {"regex": "(a|b)+[0-9]{2,5}"},
+    },
+    "/v1/chat/completions": {
+        "messages": [USER, {"role": "assistant", "content": "yes"}, USER],
+        "max_tokens": 3,
+        "tools": [TOOL],
+        "tool_choice": "none",
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+        "stream_options": None,
+        "chat_template_kwargs": {"a": 1},
+    },
+    "/v1/messages": {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+        "max_tokens": 2,
+        "system": "be brief",
+        "stream": True,
+    },
+    "/v1/messages/count_tokens": {"model": "tiny", "messages": [USER]},
+    "/tokenize": {"text": "hi"},
+    "/detokenize": {"tokens": [5, 6]},
+    "/abort_request": {"rid": "nobody"},
+    "/set_context_kv": {"mode": "auto"},
+}
+JUNK: list[Any] = [
+    None, True, False, 0, 1, -1, 2**31, 2**63, 2**70, -(2**64), 0.5, -0.0, 1e308, 1e-320, "", "x",
+    "\x00", "\ud800", "é👍", "a" * 3000, [], [[]], {}, [None], {"a": {"b": [1]}}, ["x"] * 300,
+    {"type": "text"}, {"type": "image_url", "image_url": {}}, [1, 2, 3], [-1], [2**40], "null",
+]  # fmt: skip
+
+
+def mutated(rng: random.Random, value: Any) -> Any:
+    """The value with one thing in it changed, dropped, doubled or wrapped."""
+    if isinstance(value, dict) and value and rng.random() < 0.85:
+        key = rng.choice(list(value))
+        changed = dict(value)
+        match rng.randrange(5):
+            case 0:
+                del changed[key]
+            case 1:
+                changed[rng.choice(["", "x", "\ud800", key.upper(), key + "s"])] = value[key]
+            case _:
+                changed[key] = mutated(rng, value[key])
+        return changed
+    if isinstance(value, list) and value and rng.random() < 0.7:
+        at = rng.randrange(len(value))
+        return [*value[:at], mutated(rng, value[at]), *value[at:]]
+    return rng.choice([*JUNK, [value], {"x": value}])
+
+
+def content_of(rng: random.Random, body: Any) -> bytes:
+    """As JSON, now and then with broken bytes."""
+    content = json.dumps(body).encode()
+    if rng.random() < 0.05:
+        at = rng.randrange(len(content) + 1)
+        return content[:at] + bytes([rng.randrange(256)]) + content[at + rng.randrange(3) :]
+    return content
+
+
+def check(path: str, response: httpx.Response, sent: bytes) -> None:
+    """2xx or 4xx; what is refused has the shape of the API that was asked."""
+    assert 200 <= response.status_code < 300 or 400 <= response.status_code < 500, (path, sent)
+    if response.status_code < 300:
+        assert '"error":' not in response.text, (path, sent, response.text)
+        return
+    body = response.json()
+    if path.startswith("/v1/messages"):
+        assert (body["type"], set(body["error"])) == ("error", {"type", "message"}), (path, sent)
+    else:
+        assert set(body["error"]) == {"message", "type", "param", "code"}, (path, sent)
+    assert body["error"]["message"], (path, sent)
+
+
+def bombard(service: TinyService, *, count: int, seed: int) -> dict[int, int]:
+    """Send so many bodies; how many got which status."""
+    rng = random.Random(seed)
+    statuses: dict[int, int] = {}
+    headers = {"content-type": "application/json"}
+    with httpx.Client(base_url=service.url, timeout=60) as client:
+        for _ in range(count):
+            path = rng.choice(list(BODIES))
+            body: Any = BODIES[path]
+            for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
+                body = mutated(rng, body)
+            sent = content_of(rng, body)
+            response = client.post(path, content=sent, headers=headers)
+            check(path, response, sent)
+            statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
+    return statuses
+
+
+def num_tasks() -> int:
+    """asyncio tasks that are not done, in all threads of this process."""
+    return sum(type(item) is asyncio.Task and not item.done() for item in gc.get_objects())
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyService]:
+    folder = tmp_path_factory.mktemp("fuzz")
+    with tiny_service(folder, max_tokens_cap=6, default_max_tokens=3, log_requests=False) as tiny:
+        yield tiny
+
+
+def test_a_few_hundred_bodies_leave_nothing_behind(service: TinyService) -> None:
+    bombard(service, count=5, seed=0)
+    service.wait_until_idle()
+    before = num_tasks()
+    statuses = bombard(service, count=300, seed=1)
+    service.wait_until_idle()
+    assert statuses[200] > 30
+    assert statuses[400] > 30
+    assert num_tasks() <= before + 1  # a connection that is just being closed
+    assert httpx.get(f"{service.url}/ready").status_code == 200
+
+
+@pytest.mark.slow
+def test_ten_thousand_bodies_leave_nothing_behind(service: TinyService) -> None:
+    bombard(service, count=1000, seed=2)
+    service.wait_until_idle()
+    before = num_tasks(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    bombard(service, count=10_000, seed=3)
+    service.wait_until_idle()
+    assert num_tasks() <= before[0] + 1
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before[1]
+    assert grown_kib < 50 * 1024, grown_kib
+    assert httpx.get(f"{service.url}/ready").status_code == 200

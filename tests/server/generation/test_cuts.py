@@ -1,0 +1,163 @@
+"""Wherever an answer is cut, and by whatever: text, ids, logprobs, reason and usage agree.
+
+A real tiny engine with drafts that are partly right stands behind the service, so that cuts fall
+at every place of a block.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from engine.core.worker import EngineWorker
+from server.app import create_app
+from server.options import ServerOptions
+from server.text.tokenizer import TextCodec
+from tests.server.routes.test_native import events_of
+from tests.support.engine.running import generate_alone, oracle
+from tests.support.engine.tiny_models import VOCAB, tiny_engine, tiny_target, write_tiny_draft
+from tests.support.server.byte_text import ByteTokenizer
+
+PROMPT = [4, 173, 36, 143, 167]
+LENGTH = 11
+FIRST_LETTER = 0x4E00
+
+
+class LetterTokenizer(ByteTokenizer):
+    """One CJK letter for each token."""
+
+    def __init__(self) -> None:
+        self.all_special_ids = []
+        self.added_tokens_decoder = {}
+
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(FIRST_LETTER + i): i for i in range(VOCAB)}
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [max(0, ord(letter) - FIRST_LETTER) for letter in text]
+
+    def decode(
+        self,
+        token_ids: list[int],
+        *,
+        skip_special_tokens: bool,
+        clean_up_tokenization_spaces: bool,
+    ) -> str:
+        return letters(token_ids)
+
+
+def letters(token_ids: list[int]) -> str:
+    return "".join(chr(FIRST_LETTER + token_id) for token_id in token_ids)
+
+
+@pytest.fixture(scope="module")
+def said() -> list[int]:
+    """What the target says without any stop; no token twice, so that each place can be named."""
+    ids = generate_alone(tiny_target(has_eos=False), PROMPT, LENGTH)
+    assert len(set(ids)) == LENGTH
+    return ids
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def client(
+    request: pytest.FixtureRequest, said: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TestClient]:
+    folder = write_tiny_draft(tmp_path_factory.mktemp("draft"))
+    built = tiny_engine(target=tiny_target(has_eos=False), draft_folder=folder)
+    worker = EngineWorker(built.engine, num_threads=1)
+    text = TextCodec(tokenizer=LetterTokenizer())
+    app = create_app(engine=worker, text=text, options=ServerOptions(served_name="tiny"))
+    try:
+        with oracle([[*PROMPT, *said]], good=request.param, vocab=VOCAB), TestClient(app) as client:
+            yield client
+    finally:
+        worker.close()
+
+
+def _answers(client: TestClient, params: dict[str, Any]) -> list[Any]:
+    """The same question asked whole, streamed, and streamed in pieces that are put together."""
+    body = {
+        "input_ids": PROMPT,
+        "sampling_params": {"temperature": 0, **params},
+        "return_logprob": True,
+    }
+    whole = client.post("/generate", json=body).json()
+    streamed = events_of(client.post("/generate", json={**body, "stream": True}).text)
+    body = {**body, "stream": True, "incremental_stream_output": True}
+    pieces = events_of(client.post("/generate", json=body).text)
+    for piece in pieces:
+        assert len(piece["output_ids"]) == len(piece["meta_info"]["output_token_logprobs"])
+    told = [entry for p in pieces for entry in p["meta_info"]["output_token_logprobs"]]
+    joined = {
+        "text": "".join(piece["text"] for piece in pieces),
+        "output_ids": [token_id for piece in pieces for token_id in piece["output_ids"]],
+        "meta_info": {**pieces[-1]["meta_info"], "output_token_logprobs": told},
+    }
+    return [whole, streamed[-1], joined]
+
+
+def _check(client: TestClient, params: dict[str, Any], ids: list[int], text: str, end: Any) -> None:
+    for answer in _answers(client, params):
+        meta = answer["meta_info"]
+        assert answer["output_ids"] == ids
+        assert answer["text"] == text
+        assert meta["finish_reason"] == end
+        assert meta["completion_tokens"] == len(ids)
+        assert meta["prompt_tokens"] == len(PROMPT)
+        assert [token_id for _, token_id, _ in meta["output_token_logprobs"]] == ids
+
+
+@pytest.mark.parametrize("place", range(9))
+@pytest.mark.parametrize("kind", ["id", "string of one token", "string of three tokens"])
+def test_a_stop_at_any_place_of_a_block_cuts_everything_there(
+    place: int, kind: str, client: TestClient, said: list[int]
+) -> None:
+    """With a limit before, at and behind the stop; at the same token the stop wins."""
+    width = 3 if kind == "string of three tokens" else 1
+    if place + 1 < width:
+        place = width - 1
+    stop: Any = letters(said[place + 1 - width : place + 1])
+    fields = {"stop": [stop]} if kind != "id" else {"stop_token_ids": [said[place]]}
+    matched = stop if kind != "id" else said[place]
+    for limit in range(max(1, place), place + 3):
+        ids = said[: min(limit, place + 1)]
+        if limit > place:
+            end = {"type": "stop", "matched": matched}
+            text = letters(said[: place + 1 - width])
+        else:
+            end = {"type": "length", "length": limit}
+            text = letters(ids)
+        _check(client, {**fields, "max_new_tokens": limit}, ids, text, end)
+
+
+@pytest.mark.parametrize("first", range(0, 7, 2))
+@pytest.mark.parametrize("gap", [1, 3])
+def test_of_two_stops_the_first_to_be_complete_cuts_in_whatever_order_they_are_listed(
+    first: int, gap: int, client: TestClient, said: list[int]
+) -> None:
+    second = first + gap
+    for kinds in itertools.product(("id", "string"), repeat=2):
+        stops = [(kind, said[at]) for kind, at in zip(kinds, (first, second), strict=True)]
+        for listed in (stops, stops[::-1]):
+            params = {
+                "stop": [letters([token]) for kind, token in listed if kind == "string"],
+                "stop_token_ids": [token for kind, token in listed if kind == "id"],
+                "max_new_tokens": LENGTH,
+            }
+            kind, token = stops[0]
+            matched = token if kind == "id" else letters([token])
+            end = {"type": "stop", "matched": matched}
+            _check(client, params, said[: first + 1], letters(said[:first]), end)
+
+
+@pytest.mark.parametrize("min_tokens", range(1, 9))
+def test_a_shortest_length_passes_over_string_stops_that_are_complete_before_it(
+    min_tokens: int, client: TestClient, said: list[int]
+) -> None:
+    stops = [letters([said[at]]) for at in (2, 5, 8)]
+    cut = next(at for at in (2, 5, 8) if at + 1 >= min_tokens)
+    params = {"stop": stops, "min_new_tokens": min_tokens, "max_new_tokens": LENGTH}
+    end = {"type": "stop", "matched": letters([said[cut]])}
+    _check(client, params, said[: cut + 1], letters(said[:cut]), end)

@@ -1,0 +1,115 @@
+"""Stop strings: the scanner and the text agree on where an answer ends, whatever the tokens."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.generation.stop_strings import AnswerText, StopMatch, StopSearch, StopStrings, StopTable
+from tests.support.server.byte_text import byte_codec
+
+CODEC = byte_codec()
+TEXT = "ab日本👍e\u0301 ab"
+
+
+def first_stop(text: str, stops: list[str]) -> tuple[str, str] | None:
+    """(text before the stop, the stop) by plain search: the earliest end, then the longest."""
+    for end in range(1, len(text) + 1):
+        ended = [stop for stop in stops if text[:end].endswith(stop)]
+        if ended:
+            stop = max(ended, key=len)
+            return text[: end - len(stop)], stop
+    return None
+
+
+def scan(data: bytes, stops: list[str]) -> tuple[int, str] | None:
+    """(number of the token that completes a stop, the stop), from the engine's side."""
+    scanner = StopStrings(decoder=CODEC.decoder(), table=StopTable(stops))
+    for number, token_id in enumerate(data):
+        stop = scanner.feed(token_id)
+        if stop is not None:
+            return number, stop
+    return None
+
+
+def shown(data: bytes, stops: list[str]) -> list[str]:
+    answer = AnswerText(decoder=CODEC.decoder(), table=StopTable(stops))
+    return [answer.push(token_id) for token_id in data] + [answer.flush()]
+
+
+@pytest.mark.parametrize(
+    "stop", sorted({TEXT[i:j] for i in range(len(TEXT)) for j in range(i + 1, len(TEXT) + 1)})
+)
+def test_a_stop_at_any_place_ends_the_answer_there(stop: str) -> None:
+    before = TEXT[: TEXT.index(stop)]
+    assert "".join(shown(TEXT.encode(), [stop])) == before
+    found = scan(TEXT.encode(), [stop])
+    assert found == (len((before + stop).encode()) - 1, stop)
+
+
+@settings(deadline=None)
+@given(
+    text=st.text("ab", max_size=30),
+    stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=4),
+)
+def test_of_several_stops_the_first_to_be_complete_wins_and_the_longest_of_equals(
+    text: str, stops: list[str]
+) -> None:
+    expected = first_stop(text, stops)
+    found = scan(text.encode(), stops)
+    assert "".join(shown(text.encode(), stops)) == (expected[0] if expected else text)
+    assert (found and found[1]) == (expected and expected[1])
+
+
+@settings(deadline=None)
+@given(
+    text=st.text("ab日👍", max_size=20),
+    stops=st.lists(st.text("ab日👍", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_nothing_is_shown_that_a_stop_takes_back(text: str, stops: list[str]) -> None:
+    pieces = shown(text.encode(), stops)
+    final = "".join(pieces)
+    for end in range(len(pieces)):
+        assert final.startswith("".join(pieces[:end]))
+
+
+@settings(deadline=None)
+@given(
+    pieces=st.lists(st.text("ab", max_size=6), max_size=8),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_tokens_of_many_characters_find_the_same_stop(pieces: list[str], stops: list[str]) -> None:
+    search, read = StopSearch(StopTable(stops)), ""
+    for piece in pieces:
+        match = search.feed(piece)
+        read += piece
+        expected = first_stop(read, stops)
+        assert (match is None) == (expected is None)
+        if match and expected:
+            assert match.stop == expected[1]
+            end = len(read) - len(piece) + match.end
+            assert read[: end - len(match.stop)] == expected[0]
+            return
+        assert search.num_undecided == max(
+            n
+            for n in range(6)
+            if n == 0 or any(s.startswith(read[-n:]) for s in stops if n <= len(read))
+        )
+
+
+def test_what_looked_like_a_stop_is_shown_when_it_turns_out_otherwise() -> None:
+    assert shown(b"a END", ["END!"]) == ["a", " ", "", "", "", "END"]
+    assert shown(b"ENDS", ["END!"]) == ["", "", "", "ENDS", ""]
+
+
+def test_after_a_stop_nothing_more_is_shown() -> None:
+    answer = AnswerText(decoder=CODEC.decoder(), table=StopTable(["b"]))
+    assert [answer.push(token_id) for token_id in b"abcd"] == ["a", "", "", ""]
+    assert answer.flush() == ""
+
+
+def test_of_a_hundred_long_stops_the_one_that_is_complete_is_found() -> None:
+    stops = [f"{'a' * 150}-{n}." for n in range(100)]
+    search = StopSearch(StopTable(stops))
+    assert [search.feed("a") for _ in range(2000)] == [None] * 2000
+    assert search.num_undecided == 150
+    assert search.feed("-42. and more") == StopMatch(stops[42], 4)

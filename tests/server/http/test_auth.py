@@ -1,0 +1,87 @@
+"""Who may ask and who may steer."""
+
+import pytest
+
+from server.http.auth import KeyRing
+from tests.server.conftest import Connect
+from tests.server.errors.test_bad_input import error_of
+from tests.support.server.fakes import FakeEngine
+
+BOTH = KeyRing(callers=("right", "also right"), admins=("admin",))
+STEERING = {
+    "/start_profile": None,
+    "/flush_cache": None,
+    "/set_context_kv": {"mode": "off"},
+    "/abort_request": {"abort_all": True},
+}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize(
+    "route", ["/ready", "/metrics", "/server_info", "/v1/models", "/docs", "/openapi.json", "/nope"]
+)
+def test_every_route_but_health_asks_for_a_key(connect: Connect, route: str) -> None:
+    client = connect(keys=BOTH)
+    for headers in ({}, bearer("wrong"), {"authorization": "right"}, bearer(""), bearer("caf\xe9")):
+        sent = {name: value.encode("latin-1") for name, value in headers.items()}
+        response = client.get(route, headers=sent)  # type: ignore[arg-type]
+        error = error_of(response, 401)
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert "right" not in response.text
+    for key in ("right", "also right", "admin"):
+        for allowed in (bearer(key), {"x-api-key": key}):
+            status = client.get(route, headers=allowed).status_code
+            assert status == (404 if route == "/nope" else 200)
+
+
+def test_health_is_open_and_generating_is_not(connect: Connect) -> None:
+    engine = FakeEngine()
+    client = connect(engine, keys=BOTH)
+    assert client.get("/health").status_code == 200
+    error_of(client.post("/generate", json={"text": "hi"}), 401)
+    assert engine.requests == []
+
+
+def test_without_keys_nobody_is_asked(connect: Connect) -> None:
+    client = connect()
+    assert client.get("/v1/models").status_code == 200
+    assert client.post("/flush_cache").status_code == 200
+
+
+@pytest.mark.parametrize("route", STEERING)
+def test_steering_takes_an_admin_key_where_there_is_one(connect: Connect, route: str) -> None:
+    client = connect(keys=BOTH, profile_dir="/x")
+    body = STEERING[route]
+    error_of(client.post(route, json=body), 401)
+    error = error_of(client.post(route, json=body, headers=bearer("right")), 403)
+    assert (error["type"], error["code"]) == ("permission_error", "admin_key_required")
+    assert client.post(route, json=body, headers=bearer("admin")).status_code == 200
+
+
+@pytest.mark.parametrize("route", STEERING)
+def test_without_an_admin_key_callers_may_steer(connect: Connect, route: str) -> None:
+    client = connect(keys=KeyRing(callers=("right",)), profile_dir="/x")
+    assert client.post(route, json=STEERING[route], headers=bearer("right")).status_code == 200
+
+
+@pytest.mark.parametrize("route", STEERING)
+def test_an_admin_key_alone_leaves_asking_open(connect: Connect, route: str) -> None:
+    client = connect(keys=KeyRing(admins=("admin",)))
+    assert client.post("/generate", json={"text": "hi"}).status_code == 200
+    error_of(client.post(route, json=STEERING[route]), 401)
+    error_of(client.post(route, json=STEERING[route], headers=bearer("guess")), 401)
+
+
+def test_a_caller_may_end_requests_by_name(connect: Connect) -> None:
+    client = connect(keys=BOTH)
+    done = client.post("/abort_request", json={"rid": "x"}, headers=bearer("right"))
+    assert done.json() == {"aborted": 0}
+
+
+def test_keys_are_not_shown_by_what_holds_them() -> None:
+    assert "right" not in repr(BOTH)
+    assert "admin'" not in repr(BOTH)

@@ -1,0 +1,71 @@
+"""HTTPS, with a certificate of localhost that is good for a hundred years."""
+
+import ssl
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server.http.graceful_server import GracefulServer
+from server.http.listener import Listener
+from server.http.tls import Certificate, certificate_of
+from server.settings.loading import load_settings
+from server.settings.schema import Settings, SettingsError
+from server.settings.sources import read_flag
+from tests.server.http.test_graceful_server import free_port
+from tests.support.paths import TESTS
+from tests.support.server.fakes import FakeEngine, app_with, wait_until
+
+TLS = TESTS / "support" / "server" / "tls"
+FILE, KEY = str(TLS / "certificate.pem"), str(TLS / "key.pem")
+
+
+def settings(**server: str) -> Settings:
+    flags = {"model.path": "a/b", "speculative.algorithm": "none"}
+    flags |= {f"server.{name}": value for name, value in server.items()}
+    return load_settings(flags=[read_flag("-", *item) for item in flags.items()]).settings
+
+
+async def nothing() -> None:
+    pass
+
+
+def test_with_a_certificate_the_server_speaks_https() -> None:
+    certificate = certificate_of(settings(ssl_certfile=FILE, ssl_keyfile=KEY))
+    assert certificate == Certificate(FILE, KEY)
+    started: list[bool] = []
+    with Listener(host="127.0.0.1", port=free_port(), scheme="https") as listener:
+        server = GracefulServer(
+            app_with(FakeEngine("hello")),
+            on_ready=lambda: started.append(True),
+            drain=nothing,
+            abandon=nothing,
+            certificate=certificate,
+        )
+        listener.listen()
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener.socket]})
+        thread.start()
+        try:
+            wait_until(lambda: bool(started))
+            trusted = ssl.create_default_context(cafile=FILE)
+            answer = httpx.post(f"{listener.url}/generate", json={"text": "hi"}, verify=trusted)
+            assert answer.json()["text"] == "hello"
+        finally:
+            server.should_exit = True
+            thread.join(timeout=10)
+
+
+def test_without_a_certificate_there_is_none() -> None:
+    assert certificate_of(settings()) is None
+
+
+def test_files_that_do_not_belong_together_are_refused_at_once(tmp_path: Path) -> None:
+    for broken in (settings(ssl_certfile=FILE), settings(ssl_certfile=KEY, ssl_keyfile=KEY)):
+        with pytest.raises(SettingsError, match=r"^server\.ssl_certfile: found .*accepted: a PEM"):
+            certificate_of(broken)
+
+
+def test_a_key_without_a_certificate_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"ssl_keyfile is given without server\.ssl_certfile"):
+        settings(ssl_keyfile=KEY)

@@ -1,0 +1,329 @@
+"""Anthropic's routes, through the official client and a real web server."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from engine import EngineBusy, EngineDead, EngineDraining
+from server.http.auth import KeyRing
+from server.http.timeouts import TimeLimits
+from tests.server.conftest import Connect
+from tests.support.server.byte_text import BOS
+from tests.support.server.fakes import FakeEngine, app_with, served
+
+USER: Any = {"role": "user", "content": "hi"}
+BODY: dict[str, Any] = {"model": "tiny", "messages": [USER], "max_tokens": 50}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[anthropic.Anthropic]:
+    """The official client of a service that answers with its prompt."""
+    engine = FakeEngine(lambda request: [i for i in request.prompt_ids if i != BOS])
+    with served(app_with(engine)) as address, _client(address) as connected:
+        yield connected
+
+
+def _client(address: str, key: str = "unused") -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=address, api_key=key, max_retries=0, timeout=10)
+
+
+def _error(response: Any, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert (set(body), body["type"]) == ({"type", "error"}, "error")
+    assert set(body["error"]) == {"type", "message"}
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+def test_a_message_is_answered_with_blocks_a_reason_and_usage(
+    client: anthropic.Anthropic,
+) -> None:
+    message = client.messages.create(**BODY, system="be brief")
+    assert message.id.startswith("msg_")
+    assert (message.type, message.role, message.model) == ("message", "assistant", "tiny")
+    (block,) = message.content
+    assert block.type == "text"
+    assert block.text == "system: be brief\nuser: hi\nassistant: "
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+    assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == 37
+    assert message.usage.output_tokens == 38
+
+
+def test_the_client_is_told_the_name_of_its_request(client: anthropic.Anthropic) -> None:
+    named = {"x-request-id": "r-1"}
+    assert client.messages.create(**BODY, extra_headers=named)._request_id == "r-1"
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(**{**BODY, "max_tokens": 0}, extra_headers=named)
+    assert caught.value.request_id == "r-1"
+
+
+def test_an_answer_ends_at_its_limit_or_at_a_stop_that_is_named(
+    client: anthropic.Anthropic,
+) -> None:
+    cut = client.messages.create(**{**BODY, "max_tokens": 4})
+    assert (cut.content[0].text, cut.stop_reason) == ("user", "max_tokens")  # type: ignore[union-attr]
+    stopped = client.messages.create(**BODY, stop_sequences=["\n", "xyz"])
+    assert stopped.content[0].text == "user: hi"  # type: ignore[union-attr]
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "\n")
+    empty = client.messages.create(**BODY, stop_sequences=["us"])
+    assert empty.content == []
+
+
+def test_blocks_of_text_are_joined_and_roles_alternate(client: anthropic.Anthropic) -> None:
+    parts: Any = [
+        {"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "two"},
+    ]
+    message = client.messages.create(
+        model="tiny",
+        max_tokens=80,
+        system=parts,
+        messages=[USER, {"role": "assistant", "content": "yes"}, {**USER, "content": parts}],
+    )
+    assert message.content[0].text == (  # type: ignore[union-attr]
+        "system: one\ntwo\nuser: hi\nassistant: yes\nuser: one\ntwo\nassistant: "
+    )
+
+
+@pytest.mark.parametrize("system", ["", [], [{"type": "text", "text": ""}]])
+def test_a_system_that_says_nothing_is_none(client: anthropic.Anthropic, system: Any) -> None:
+    """A template that has words of its own for want of others keeps them."""
+    message = client.messages.create(**BODY, system=system)
+    assert message.content[0].text == "user: hi\nassistant: "  # type: ignore[union-attr]
+
+
+def test_an_answer_goes_on_with_what_the_assistant_has_begun(client: anthropic.Anthropic) -> None:
+    begun: Any = [USER, {"role": "assistant", "content": "It is"}]
+    message = client.messages.create(**{**BODY, "messages": begun})
+    assert message.content[0].text == "user: hi\nassistant: It is"  # type: ignore[union-attr]
+
+
+def test_a_stream_joins_to_the_whole_message(client: anthropic.Anthropic) -> None:
+    whole = client.messages.create(**BODY, stop_sequences=["assist"])
+    with client.messages.stream(**BODY, stop_sequences=["assist"]) as stream:
+        text = "".join(stream.text_stream)
+        streamed = stream.get_final_message()
+    assert text == whole.content[0].text  # type: ignore[union-attr]
+    assert streamed.content[0].text == text  # type: ignore[union-attr]
+    for name in ("stop_reason", "stop_sequence", "usage", "role", "model"):
+        assert getattr(streamed, name) == getattr(whole, name), name
+
+
+def test_the_events_of_a_stream_come_in_anthropics_order(connect: Connect) -> None:
+    text = connect(FakeEngine("hello")).post("/v1/messages", json={**BODY, "stream": True}).text
+    names = [line.removeprefix("event: ") for line in text.splitlines() if line.startswith("event")]
+    assert names == [
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert "[DONE]" not in text
+
+
+def test_a_stream_without_text_has_no_block(connect: Connect) -> None:
+    text = connect(FakeEngine("")).post("/v1/messages", json={**BODY, "stream": True}).text
+    assert "content_block" not in text
+    assert '"stop_reason":"end_turn"' in text
+
+
+def test_tokens_are_counted_as_the_message_would_have_them(client: anthropic.Anthropic) -> None:
+    count = client.messages.count_tokens(model="tiny", messages=[USER], system="be brief")
+    assert count.input_tokens == 37
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_a_wrong_field_is_told_in_anthropics_shape(connect: Connect, path: str) -> None:
+    client = connect()
+    image = {"type": "image", "source": {}}
+    for change, words in (
+        ({"messages": []}, ["'messages'", "empty"]),
+        ({"messages": [{"role": "system", "content": "x"}]}, ["'user' or 'assistant'"]),
+        ({"messages": [{**USER, "content": [image]}]}, ["messages.0.content.0"]),
+        ({"messages": [{**USER, "content": 5}]}, ["a string or a list of text blocks"]),
+        ({"messages": [USER, {"role": "assistant", "content": " "}]}, ["messages.1.content"]),
+        ({"model": "claude"}, ["not served"]),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, ["'thinking' is not served"]),
+        ({"colour": 1}, ["'colour' is an unknown field"]),
+    ):
+        body = {"model": "tiny", "messages": [USER], **change}
+        if not path.endswith("count_tokens"):
+            body["max_tokens"] = 5
+        error = _error(client.post(path, json=body), 404 if "model" in change else 400)
+        assert all(word in error["message"] for word in words), error["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"max_tokens": 0}, "at least 1"),
+        ({"stop_sequences": [""]}, "empty string"),
+        ({"max_tokens": 500}, "maximum context length"),
+        ({"temperature": -1}, "at least 0"),
+    ],
+)
+def test_how_to_answer_is_checked_too(connect: Connect, change: dict[str, Any], word: str) -> None:
+    assert word in _error(connect().post("/v1/messages", json={**BODY, **change}), 400)["message"]
+
+
+def test_the_limit_must_be_named(connect: Connect) -> None:
+    body = {"model": "tiny", "messages": [USER]}
+    assert (
+        "'max_tokens' is missing"
+        in _error(connect().post("/v1/messages", json=body), 400)["message"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "kind"),
+    [
+        (EngineBusy("full"), anthropic.RateLimitError, "rate_limit_error"),
+        (EngineDraining("shutting down"), anthropic.InternalServerError, "overloaded_error"),
+        (EngineDead("gone"), anthropic.InternalServerError, "overloaded_error"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_engines_refusals_are_the_clients_exceptions(
+    error: Any, expected: type[anthropic.APIStatusError], kind: str, stream: bool
+) -> None:
+    with served(app_with(FakeEngine(refusal=error))) as address, _client(address) as client:
+        with pytest.raises(expected, match=str(error)) as caught:
+            client.messages.create(**BODY, stream=stream)
+        assert caught.value.body["error"]["type"] == kind  # type: ignore[index]
+
+
+def test_the_key_is_taken_as_the_client_sends_it() -> None:
+    app = app_with(FakeEngine("hello"), keys=KeyRing(callers=("right",)))
+    with served(app) as address:
+        with _client(address, "wrong") as client, pytest.raises(anthropic.AuthenticationError):
+            client.messages.create(**BODY)
+        with _client(address, "right") as client:
+            assert client.messages.create(**BODY).content[0].text == "hello"  # type: ignore[union-attr]
+
+
+def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
+    app = app_with(FakeEngine(steps_before_pause=1), limits=TimeLimits(request_s=0.05))
+    with (
+        served(app) as address,
+        _client(address) as client,
+        pytest.raises(anthropic.APIStatusError, match="not complete"),
+        client.messages.stream(**BODY) as stream,
+    ):
+        list(stream)
+
+
+def test_what_is_too_large_and_what_is_no_json_has_the_shape_as_well(connect: Connect) -> None:
+    client = connect(max_body_bytes=100)
+    assert _error(client.post("/v1/messages", content=b"x" * 200), 413)["type"] == (
+        "request_too_large"
+    )
+    headers = {"content-type": "application/json"}
+    assert _error(client.post("/v1/messages", content=b"{", headers=headers), 400)
+    assert _error(client.get("/v1/messages"), 405)
+
+
+WEATHER: Any = {
+    "name": "weather",
+    "description": "Tells the weather.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CALLS = """<think>Hm.</think>Let me see.
+<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>"""
+
+
+def test_thoughts_and_calls_are_blocks_of_their_own_streamed_or_not() -> None:
+    engine = FakeEngine(CALLS, max_len=1000)
+    app = app_with(engine, tool_parser="hermes", reasoning_parser="think")
+    cached = {"cache_control": {"type": "ephemeral"}}
+    body = {**BODY, "max_tokens": 200, "tools": [{**WEATHER, **cached}], **cached}
+    with served(app) as address, _client(address) as client:
+        whole = client.messages.create(**body)
+        with client.messages.stream(**body) as stream:
+            streamed = stream.get_final_message()
+        dumped = [block.model_dump() for block in streamed.content]
+        for message, said in ((whole, whole.content), (streamed, dumped)):  # handed back
+            call_id = message.content[-1].id
+            result = {"type": "tool_result", "tool_use_id": call_id, "content": "rain"}
+            turns = [USER, {"role": "assistant", "content": said}, {**USER, "content": [result]}]
+            again = client.messages.create(**{**body, "messages": turns})
+            assert again.stop_reason == "tool_use"
+    for message in (whole, streamed):
+        assert message.stop_reason == "tool_use"
+        thinking, text, call = message.content
+        assert thinking.type == "thinking"
+        assert thinking.thinking == "Hm."
+        assert text.type == "text"
+        assert text.text == "Let me see."
+        assert call.type == "tool_use"
+        assert (call.name, call.input) == ("weather", {"city": "Bern"})
+    assert b'"name": "weather", "parameters"' in bytes(engine.requests[0].prompt_ids)
+
+
+def test_earlier_calls_and_their_results_are_part_of_the_chat(connect: Connect) -> None:
+    engine = FakeEngine(max_len=1000)
+    turns = [
+        USER,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": ""},
+                {"type": "text", "text": "Let me see."},
+                {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Bern"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": "sunny"},
+                {"type": "tool_result", "tool_use_id": "b"},
+                {"type": "text", "text": "Well?"},
+            ],
+        },
+    ]
+    body = {**BODY, "messages": turns, "tools": [WEATHER], "tool_choice": {"type": "none"}}
+    assert connect(engine).post("/v1/messages", json=body).status_code == 200
+    prompt = bytes(engine.requests[0].prompt_ids).decode()
+    assert prompt == (
+        "user: hi\nassistant: Let me see.\ntool: sunny\ntool: \nuser: Well?\nassistant: "
+    )
+
+
+def test_a_template_that_opens_the_thoughts_is_understood(connect: Connect) -> None:
+    client = connect(FakeEngine("Well.</think>Yes."), reasoning_parser="think")
+    turns = [USER, {"role": "assistant", "content": "<think>"}]
+    opened = client.post("/v1/messages", json={**BODY, "messages": turns}).json()["content"]
+    assert opened == [
+        {"type": "thinking", "thinking": "Well.", "signature": ""},
+        {"type": "text", "text": "Yes."},
+    ]
+    closed = client.post("/v1/messages", json=BODY).json()["content"]
+    assert closed == [{"type": "text", "text": "Well.</think>Yes."}]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"tools": [WEATHER]}, "'tools' is not served here"),
+        ({"tool_choice": {"type": "any"}}, "'tool_choice' asks for a call of any; offered: no"),
+        ({"tool_choice": {"type": "tool"}}, "'tool_choice.name' belongs to"),
+        (
+            {"tool_choice": {"type": "tool", "name": "x"}, "tools": [WEATHER]},
+            "'tool_choice' asks for a call of x; offered: ",
+        ),
+        ({"tools": [{**WEATHER, "name": "a b"}]}, "tools.0.name"),
+        (
+            {"messages": [{**USER, "content": [{"type": "thinking", "thinking": "a"}]}]},
+            "'messages.0.content.0' is a thinking block, which only the assistant has",
+        ),
+    ],
+)
+def test_tools_that_cannot_be_had_are_refused(
+    connect: Connect, change: dict[str, Any], word: str
+) -> None:
+    assert word in _error(connect().post("/v1/messages", json={**BODY, **change}), 400)["message"]

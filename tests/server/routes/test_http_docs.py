@@ -1,0 +1,29 @@
+"""docs/http.md names what the service has."""
+
+import re
+
+from server.protocol.anthropic import MessagesBody
+from server.protocol.common import SamplingFields
+from server.protocol.native import SamplingBody
+from server.protocol.openai import ChatBody, CompletionBody
+from tests.support.paths import ROOT
+from tests.support.server.fakes import FakeEngine, app_with
+
+TEXT = (ROOT / "docs" / "http.md").read_text()
+
+
+def test_every_route_is_described_and_every_described_route_is_there() -> None:
+    described = set(re.findall(r"`(GET|POST) (/[^` ]*)`", TEXT))
+    paths = app_with(FakeEngine()).openapi()["paths"]
+    routes = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    assert described == routes
+
+
+def test_every_sampling_field_is_described() -> None:
+    for name in (*SamplingFields.model_fields, *SamplingBody.model_fields):
+        assert f"| `{name}`" in TEXT or f"`{name}` |" in TEXT, name
+
+
+def test_every_field_without_effect_is_named() -> None:
+    for name in CompletionBody.IGNORED | ChatBody.IGNORED | MessagesBody.IGNORED:
+        assert f"`{name}`" in TEXT, name

@@ -1,0 +1,348 @@
+"""The OpenAI routes, through the official client and a real web server."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from engine import EngineBusy, EngineDraining, RequestRejected
+from server.http.auth import KeyRing
+from tests.server.conftest import Connect
+from tests.server.errors.test_bad_input import error_of
+from tests.server.routes.test_native import events_of
+from tests.support.server.byte_text import BOS, EOS
+from tests.support.server.fakes import FakeEngine, app_with, served
+
+USER = {"role": "user", "content": "hi"}
+MESSAGES = {"messages": [USER]}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[openai.OpenAI]:
+    """The official client of a service that answers with its prompt."""
+    engine = FakeEngine(lambda request: [i for i in request.prompt_ids if i != BOS])
+    with served(app_with(engine)) as address, _client(address) as connected:
+        yield connected
+
+
+def _client(address: str, key: str = "unused") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0, timeout=10)
+
+
+def test_a_completion_has_text_a_reason_and_usage(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="tiny", prompt="hello", max_tokens=4)
+    assert answer.object == "text_completion"
+    assert answer.id.startswith("cmpl-")
+    assert answer.choices[0].text == "hell"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 6
+    assert answer.usage.completion_tokens == 4
+    assert answer.usage.total_tokens == 10
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts"),
+    [
+        ("ab", ["ab"]),
+        (["ab", "cd"], ["ab", "cd"]),
+        ([97, 98], ["ab"]),
+        ([[97], [98, 99]], ["a", "bc"]),
+    ],
+)
+def test_each_kind_of_prompt_is_completed(
+    client: openai.OpenAI, prompt: Any, texts: list[str]
+) -> None:
+    choices = client.completions.create(model="tiny", prompt=prompt).choices
+    assert [choice.text for choice in choices] == texts
+    assert [choice.index for choice in choices] == list(range(len(texts)))
+
+
+def test_a_streamed_completion_joins_to_the_whole_one(client: openai.OpenAI) -> None:
+    prompt = "日本語 👩‍👩‍👧 e\u0301"
+    whole = client.completions.create(model="tiny", prompt=prompt)
+    chunks = list(client.completions.create(model="tiny", prompt=prompt, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text == prompt
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + ["stop"]
+
+
+def test_several_prompts_stream_side_by_side(client: openai.OpenAI) -> None:
+    texts = {0: "", 1: ""}
+    for chunk in client.completions.create(model="tiny", prompt=["abcdefg", "xyz"], stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == {0: "abcdefg", 1: "xyz"}
+
+
+def test_a_stop_is_left_out_and_named(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="tiny", prompt="one, two", stop=["!", ", "])
+    assert answer.choices[0].text == "one"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].model_extra == {"stop_reason": ", "}
+
+
+@pytest.mark.parametrize(
+    ("asked", "stop_reason"),
+    [
+        ({}, None),
+        ({"stop_token_ids": [EOS]}, EOS),
+        ({"stop": ["w"]}, "w"),
+        ({"max_tokens": 1}, None),
+    ],
+    ids=["own end", "its id", "string", "length"],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_reason_is_a_stop_that_was_asked_for(
+    connect: Connect, asked: dict[str, Any], stop_reason: str | int | None, stream: bool
+) -> None:
+    body = {"prompt": "hi", "stream": stream, **asked}
+    response = connect().post("/v1/completions", json=body)
+    last = events_of(response.text)[-1] if stream else response.json()
+    assert last["choices"][0]["stop_reason"] == stop_reason
+
+
+def test_a_chat_is_answered_by_the_assistant(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=[USER], max_completion_tokens=6)
+    assert answer.object == "chat.completion"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content == "user: "
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_an_answer_can_be_sent_back_as_the_next_turn(client: openai.OpenAI) -> None:
+    said = client.chat.completions.create(model="tiny", messages=[USER]).choices[0].message
+    again = client.chat.completions.create(model="tiny", messages=[USER, said.model_dump(), USER])
+    assert (
+        again.choices[0].message.content
+        == "user: hi\nassistant: user: hi\nassistant: \nuser: hi\nassistant: "
+    )
+
+
+def test_a_streamed_chat_begins_with_its_role_and_can_end_with_usage(
+    client: openai.OpenAI,
+) -> None:
+    stream = client.chat.completions.create(
+        model="tiny", messages=[USER], stream=True, stream_options={"include_usage": True}
+    )
+    *chunks, last = list(stream)
+    roles = [chunk.choices[0].delta.role for chunk in chunks]
+    assert roles == ["assistant"] + [None] * (len(chunks) - 1)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == "user: hi\nassistant: "
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert all(chunk.usage is None for chunk in chunks)
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.total_tokens == 20 + 21
+
+
+def test_without_being_asked_a_stream_has_no_usage(client: openai.OpenAI) -> None:
+    chunks = list(client.chat.completions.create(model="tiny", messages=[USER], stream=True))
+    assert all(len(chunk.choices) == 1 for chunk in chunks)
+    assert all("usage" not in chunk.model_fields_set for chunk in chunks)
+
+
+def test_the_model_is_listed_and_can_be_looked_up(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError, match="accepted: 'tiny'"):
+        client.models.retrieve("some/other")
+
+
+def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-4", messages=[USER])
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+def test_a_refusal_is_a_bad_request_streamed_or_not(client: openai.OpenAI) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="maximum context length is 200") as caught:
+            client.completions.create(model="tiny", prompt="x" * 300, stream=stream)
+        assert caught.value.code == "context_length_exceeded"
+        assert caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RequestRejected("cannot", param="prompt"), openai.BadRequestError),
+        (EngineBusy("the queue of 4 is full"), openai.RateLimitError),
+        (EngineDraining("shutting down"), openai.InternalServerError),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_engines_refusals_are_the_clients_exceptions(
+    error: Any, expected: type[openai.APIStatusError], stream: bool
+) -> None:
+    with served(app_with(FakeEngine(refusal=error))) as address, _client(address) as client:
+        with pytest.raises(expected, match=str(error)) as caught:
+            client.completions.create(model="tiny", prompt="hi", stream=stream)
+        assert ("retry-after" in caught.value.response.headers) == (
+            expected is not openai.BadRequestError
+        )
+
+
+def test_a_wrong_key_is_an_authentication_error() -> None:
+    with served(app_with(FakeEngine(), keys=KeyRing(callers=("right",)))) as address:
+        with _client(address, "wrong") as client, pytest.raises(openai.AuthenticationError):
+            client.models.list()
+        with _client(address, "right") as client:
+            assert client.completions.create(model="tiny", prompt="hi").choices[0].text
+
+
+def test_an_engine_that_dies_in_the_middle_breaks_the_stream_with_an_error() -> None:
+    engine = FakeEngine(steps_before_pause=1)
+    with served(app_with(engine)) as address, _client(address) as client:
+        stream = client.completions.create(model="tiny", prompt="hi", stream=True)
+        assert next(stream).choices[0].text == "hel"
+        engine.die()
+        with pytest.raises(openai.APIError, match="step loop stopped"):
+            list(stream)
+
+
+def test_neutral_values_of_what_is_not_served_are_accepted(connect: Connect) -> None:
+    client = connect()
+    neutral = {
+        "n": 1,
+        "frequency_penalty": 0,
+        "presence_penalty": 0.0,
+        "logit_bias": {},
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": True,
+        "service_tier": "auto",
+        "seed": None,
+        "stop": None,
+        "stream": None,
+        "stream_options": None,
+    }
+    chat = {
+        "messages": [USER],
+        "tools": [],
+        "tool_choice": "auto",
+        "logprobs": False,
+        "response_format": {"type": "text"},
+        **neutral,
+    }
+    assert client.post("/v1/chat/completions", json=chat).status_code == 200
+    completion = {"prompt": "a", "echo": False, "logprobs": None, "best_of": 1, **neutral}
+    assert client.post("/v1/completions", json=completion).status_code == 200
+
+
+def test_extra_sampling_fields_are_top_level(connect: Connect) -> None:
+    engine = FakeEngine()
+    body = {
+        "prompt": "hi",
+        "top_k": 5,
+        "min_p": 0.2,
+        "stop_token_ids": [104],
+        "ignore_eos": True,
+        "seed": 3,
+    }
+    answer = connect(engine).post("/v1/completions", json=body).json()
+    params = engine.requests[0].params
+    assert (params.top_k, params.min_p, params.seed) == (5, 0.2, 3)
+    assert (params.stop_token_ids, params.ignore_eos) == ({104}, True)
+    assert answer["choices"][0] == {
+        "index": 0,
+        "text": "",
+        "logprobs": None,
+        "finish_reason": "stop",
+        "stop_reason": 104,
+    }
+
+
+def test_no_chunk_is_sent_for_tokens_that_have_no_text_yet(connect: Connect) -> None:
+    engine = FakeEngine("👍👍", tokens_per_step=1)
+    stream = connect(engine).post("/v1/completions", json={"prompt": "hi", "stream": True}).text
+    texts = [event["choices"][0]["text"] for event in events_of(stream)]
+    assert texts == ["👍", "👍", ""]
+
+
+def test_both_names_of_the_limit_may_agree_but_not_differ(connect: Connect) -> None:
+    client = connect()
+    for other, status in ((5, 200), (6, 400)):
+        body = {"messages": [USER], "max_tokens": 5, "max_completion_tokens": other}
+        response = client.post("/v1/chat/completions", json=body)
+        assert response.status_code == status
+        if status == 400:
+            assert "'max_completion_tokens' is 6" in response.json()["error"]["message"]
+
+
+def test_usage_so_far_is_in_every_chunk_that_asks_for_it(client: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(
+        client.completions.create(
+            model="tiny", prompt=["abcdefg", "xy"], stream=True, stream_options=options
+        )
+    )
+    said = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+    assert len(said) == len(chunks)
+    assert said == sorted(said)
+    assert said[-2:] == [11, 11]  # the last chunk of text, and the one without choices
+    assert all(chunk.usage and chunk.usage.prompt_tokens == 11 for chunk in chunks)
+
+
+def test_a_stream_can_come_token_by_token(connect: Connect) -> None:
+    engine = FakeEngine("abc👍", tokens_per_step=5)
+    options = {"token_by_token": True}
+    for route, prompt in (("completions", {"prompt": "a"}), ("chat/completions", MESSAGES)):
+        body = {**prompt, "stream": True, "stream_options": options}
+        events = events_of(connect(engine).post(f"/v1/{route}", json=body).text)
+        choices = [event["choices"][0] for event in events if "role" not in str(event)]
+        texts = [c.get("text", c.get("delta", {}).get("content", "")) for c in choices]
+        assert texts == ["a", "b", "c", "", "", "", "👍", ""]  # four bytes, and the end of text
+        assert [c["finish_reason"] for c in choices] == [None] * 7 + ["stop"]
+    body = {"text": "a", "stream": True, "incremental_stream_output": True}
+    native = connect(engine).post("/generate", json={**body, "token_by_token": True}).text
+    assert [len(event["output_ids"]) for event in events_of(native)] == [1] * 8
+
+
+def test_a_choice_tells_how_its_draft_fared_when_asked(connect: Connect) -> None:
+    client = connect()
+    expected = {
+        "accept_length": pytest.approx(1 + 4 / 3),
+        "accept_rate": pytest.approx(4 / 12),
+        "accept_histogram": [1, 0, 2],
+        "num_rounds": 3,
+        "num_draft_tokens": 12,
+        "num_accepted_tokens": 4,
+    }
+    body = {"prompt": ["a", "b"], "return_speculation": True}
+    whole = client.post("/v1/completions", json=body).json()["choices"]
+    assert [choice["speculation"] for choice in whole] == [expected] * 2
+    chat = client.post("/v1/chat/completions", json={**MESSAGES, "return_speculation": True})
+    assert chat.json()["choices"][0]["speculation"] == expected
+    stream = client.post("/v1/completions", json={**body, "stream": True}).text
+    told = [c for event in events_of(stream) for c in event["choices"] if "speculation" in c]
+    assert [(c["speculation"], c["finish_reason"]) for c in told] == [(expected, "stop")] * 2
+    assert "speculation" not in client.post("/v1/completions", json={"prompt": "a"}).text
+
+
+def test_the_chat_template_is_given_its_arguments(connect: Connect) -> None:
+    engine = FakeEngine()
+    client = connect(engine)
+    body = {**MESSAGES, "chat_template_kwargs": {"opening": "Hear: "}}
+    for route in ("/v1/chat/completions", "/generate", "/tokenize"):
+        response = client.post(route, json=body)
+        assert response.status_code == 200, response.text
+    assert bytes(response.json()["tokens"]).startswith(b"Hear: user: hi")
+    assert all(bytes(r.prompt_ids).startswith(b"Hear: ") for r in engine.requests)
+
+
+def test_arguments_that_are_the_servers_or_break_the_template_are_refused(
+    connect: Connect,
+) -> None:
+    client = connect()
+    for kwargs, param in (
+        ({"tokenize": False}, "chat_template_kwargs"),
+        ({"conversations": []}, "chat_template_kwargs"),
+        ({"opening": 5}, "messages"),  # the template adds it to a text
+    ):
+        response = client.post(
+            "/v1/chat/completions", json={**MESSAGES, "chat_template_kwargs": kwargs}
+        )
+        assert error_of(response)["param"] == param
+    error = error_of(client.post("/generate", json={"text": "a", "chat_template_kwargs": {"a": 1}}))
+    assert "with 'messages'" in error["message"]

@@ -1,0 +1,457 @@
+"""One schema for file, environment and flags; whatever is not in it is refused, with a hint."""
+
+import argparse
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from engine import EngineConfig
+from server.settings.engine_config import to_engine_config
+from server.settings.flags import Parser, add_settings_flags, settings_flags
+from server.settings.loading import Resolved, load_settings
+from server.settings.names import FIELDS, FLAG_ALIASES, PATH_ALIASES, SWITCHES
+from server.settings.rendering import accepted, effective_yaml, public_values, value_at
+from server.settings.schema import Settings, SettingsError
+
+PAIR = ["--model", "a/target", "--draft-model", "a/draft"]
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = Parser(prog="dspark")
+    add_settings_flags(parser)
+    return parser.parse_strictly(argv)
+
+
+def load(
+    argv: Sequence[str] = (), *, config: Path | None = None, environ: Mapping[str, str] = {}
+) -> Settings:
+    return resolve(argv, config=config, environ=environ).settings
+
+
+def resolve(
+    argv: Sequence[str] = (), *, config: Path | None = None, environ: Mapping[str, str] = {}
+) -> Resolved:
+    return load_settings(config, flags=settings_flags(parse(argv)), environ=environ)
+
+
+def refusal(
+    argv: Sequence[str] = (), *, config: Path | None = None, environ: Mapping[str, str] = {}
+) -> str:
+    """The first line of it."""
+    return refusals(argv, config=config, environ=environ)[0]
+
+
+def refusals(
+    argv: Sequence[str] = (), *, config: Path | None = None, environ: Mapping[str, str] = {}
+) -> list[str]:
+    with pytest.raises(SettingsError) as error:
+        load(argv, config=config, environ=environ)
+    assert not any("\n" in line for line in error.value.lines)
+    return list(error.value.lines)
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "config.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
+    config = write(tmp_path, "server: {port: 1001, host: file}\nkv: {page_size: 4}\n")
+    environ = {"DSPARK__SERVER__PORT": "1002", "DSPARK__KV__PAGE_SIZE": "5", "HOME": "/root"}
+    settings = load([*PAIR, "--server.port", "1003"], config=config, environ=environ)
+    assert settings.server.port == 1003
+    assert settings.kv.page_size == 5
+    assert settings.server.host == "file"
+    assert settings.scheduler.prefill_chunk_tokens == 512
+
+
+def test_the_last_of_two_equal_flags_wins() -> None:
+    assert load([*PAIR, "--port", "1", "--server.port", "2", "--set", "server.port=3"]).server == (
+        load([*PAIR, "--port", "3"]).server
+    )
+
+
+@pytest.mark.parametrize(("path", "flags"), FLAG_ALIASES.items())
+def test_a_flag_known_from_elsewhere_is_the_dotted_flag(path: str, flags: tuple[str, ...]) -> None:
+    for flag in flags:
+        (assignment,) = settings_flags(parse([flag, "7"]))
+        assert (assignment.path, assignment.value) == (path, "7")
+
+
+def test_every_switch_says_what_it_is_called() -> None:
+    for switch in SWITCHES:
+        assert value_at(load([*PAIR, switch.flag]), switch.path) is switch.value
+
+
+def test_aliases_and_switches_lead_to_settings_that_exist() -> None:
+    targets = {*FLAG_ALIASES, *PATH_ALIASES.values(), *(switch.path for switch in SWITCHES)}
+    assert targets <= set(FIELDS)
+
+
+def test_dashes_and_underscores_are_one_in_files_and_flags(tmp_path: Path) -> None:
+    config = write(tmp_path, "kv: {page-size: 4}\nscheduler: {max-running-requests: 3}\n")
+    settings = load([*PAIR, "--kv.num-pages", "9"], config=config)
+    assert (settings.kv.page_size, settings.kv.num_pages) == (4, 9)
+    assert settings.scheduler.max_running_requests == 3
+
+
+def test_yaml_that_reads_off_as_a_boolean_still_means_off(tmp_path: Path) -> None:
+    config = write(
+        tmp_path,
+        "speculative: {stacked_context_kv: on, confidence: {mode: off}, algorithm: DSpark}\n",
+    )
+    speculative = load(PAIR, config=config).speculative
+    assert speculative.stacked_context_kv == "on"
+    assert speculative.confidence.mode == "off"
+    assert speculative.algorithm == "dspark"
+
+
+def test_a_device_needs_no_section(tmp_path: Path) -> None:
+    assert load(PAIR, config=write(tmp_path, "device: cpu\n")).device.type == "cpu"
+    assert load(PAIR, config=write(tmp_path, "device: {type: cpu, num_threads: 2}\n")).device == (
+        load([*PAIR, "--device", "cpu", "--device.num_threads", "2"]).device
+    )
+    assert load(PAIR, environ={"DSPARK__DEVICE": "cpu"}).device.type == "cpu"
+
+
+def test_an_empty_file_and_empty_sections_change_nothing(tmp_path: Path) -> None:
+    assert load(PAIR, config=write(tmp_path, "")) == load(PAIR)
+    assert load(PAIR, config=write(tmp_path, "kv:\nserver:\ndevice:\n")) == load(PAIR)
+
+
+def test_null_is_understood_in_flags_where_a_setting_takes_it(tmp_path: Path) -> None:
+    config = write(tmp_path, "server: {api_key: secret}\n")
+    assert load([*PAIR, "--server.api_key", "null"], config=config).server.api_key is None
+
+
+# -- folders ---------------------------------------------------------------------------------
+
+
+def test_a_relative_folder_in_a_file_counts_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "models" / "draft").mkdir(parents=True)
+    (tmp_path / "configs").mkdir()
+    config = write(
+        tmp_path / "configs",
+        "model: {path: a/hub-id}\nspeculative: {draft_model: ../models/draft}\n",
+    )
+    settings = load(config=config)
+    assert settings.speculative.draft_model == str(tmp_path / "models" / "draft")
+    assert settings.model.path == "a/hub-id"
+
+
+def test_a_relative_folder_in_a_flag_counts_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "draft").mkdir()
+    monkeypatch.chdir(tmp_path)
+    environ = {"DSPARK__SPECULATIVE__DRAFT_MODEL": "./draft"}
+    for settings in (
+        load([*PAIR[:2], "--draft-model", "./draft"]),
+        load(PAIR[:2], environ=environ),
+    ):
+        assert settings.speculative.draft_model == str(tmp_path / "draft")
+
+
+def test_a_folder_that_is_not_there_is_named_with_its_line(tmp_path: Path) -> None:
+    config = write(tmp_path, "model:\n  path: ./nowhere\nspeculative: {algorithm: none}\n")
+    message = refusal(config=config)
+    assert message.startswith(f"{config}:2: model.path: found {tmp_path / 'nowhere'}")
+    assert "accepted: a folder with config.json (./ and ../ count from the YAML file" in message
+
+
+def test_a_copied_file_that_names_what_lay_beside_it_is_told_where_was_looked(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "copy").mkdir()
+    config = write(tmp_path / "copy", "server:\n  api_key_file: ../keys.txt\n")
+    assert refusal(PAIR, config=config) == (
+        f"{config}:2: server.api_key_file: found {tmp_path / 'keys.txt'}, which is no file; "
+        "accepted: a file (./ and ../ count from the YAML file that says so, other relative paths "
+        "from the working directory)"
+    )
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qw en", "a/b/c", "owner/", "models\\a", "-draft"])
+def test_what_can_be_no_hub_id_is_refused_without_asking_a_hub(tmp_path: Path, name: str) -> None:
+    config = write(tmp_path, f"model:\n  path: '{name}'\n")
+    message = refusal(PAIR[2:], config=config)
+    assert message.startswith(
+        f"{config}:2: model.path: found {name}, which is no folder and no hub id; accepted: "
+    )
+    assert message.endswith(", or a hub id such as name or owner/name")
+    draft = refusal([*PAIR, f"--draft-model={name}"])
+    assert draft.startswith(f"--draft-model: speculative.draft_model: found {name}, which is no")
+
+
+def test_a_folder_of_any_name_can_be_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a" / "b" / "my model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    settings = load(["--model", "a/b/my model", "--speculative.algorithm", "none"])
+    assert settings.model.path == "a/b/my model"
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    message = refusal([*PAIR, "--chat-template", "./no.jinja"])
+    assert message.startswith("--chat-template: model.chat_template: found ")
+
+
+def test_only_the_demo_target_that_exists_can_be_named() -> None:
+    demo = ["--model", "demo:smollm2-135m-instruct", "--speculative-algorithm", "none"]
+    assert load(demo).model.path == "demo:smollm2-135m-instruct"
+    message = refusal([*PAIR, "--model", "demo:other"])
+    assert message.endswith("found demo:other; accepted: demo:smollm2-135m-instruct")
+
+
+# -- refusals --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--kv.pagesize", "3"], "unknown flag --kv.pagesize; did you mean --kv.page_size?"),
+        (["--max-runing-requests", "3"], "did you mean --max-running-requests?"),
+        (["--set", "kv.pgsize=3"], "unknown setting kv.pgsize; did you mean kv.page_size?"),
+        (["--set", "port=3"], "unknown setting port; did you mean server.port?"),
+        (["--set", "kv=3"], "unknown setting kv; did you mean kv.page_size?"),
+        (["--kv", "3"], "unknown flag --kv; did you mean --kv.page_size?"),
+        (["--set", "kv.page_size"], "--set: found kv.page_size; accepted: NAME=VALUE"),
+        (["--zzz", "3"], "unknown flag --zzz; accepted: see docs/settings.md or --help"),
+        (["--kv.page_size"], "expected one argument"),
+        (["--server.queue_timeout_s", "1"], "unknown flag --server.queue_timeout_s"),
+        (["--kv.page_size", "0"], "--kv.page_size: found '0'; accepted: an integer"),
+        (["--kv.page_size", "x"], "found 'x'; accepted: an integer, at least 1, at most 1024"),
+        (["--port", "65536"], "--port: server.port: found '65536'; accepted: an integer, at le"),
+        (["--kv.page-size", "0"], "--kv.page-size: found '0'; accepted: an integer"),
+        (["--set", "kv.page-size=0"], "--set kv.page-size: found '0'; accepted: an integer"),
+        (["--dtype", "int3"], "found 'int3'; accepted: auto, float32, bfloat16, float16"),
+        (["--mem-fraction", "1.5"], "accepted: a number, above 0, below 1"),
+        (["--kv.memory_gib", "nan"], "found 'nan'; accepted: a number, above 0"),
+        (["--speculative.num_draft_tokens", "0"], "accepted: auto or an integer, at least 1"),
+        (["--confidence-mode", "always"], "found 'always'; accepted: off, threshold"),
+        (["--confidence-threshold", "0"], "accepted: a number, above 0, at most 1"),
+        (["--model", ""], "--model: model.path: found ''; accepted: a folder or hub id"),
+        (["--api-key", "k", "--api-key-file", __file__], "both given; accepted: one of them"),
+    ],
+)
+def test_a_bad_flag_is_refused_with_what_is_accepted(argv: list[str], message: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load([*PAIR, *argv])
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kv:\n  page_sise: 3\n", ":2: unknown setting kv.page_sise; did you mean kv.page_size?"),
+        ("kvv: {page_size: 3}\n", ":1: unknown setting kvv.page_size; did you mean kv.page_size?"),
+        ("\nport: 8000\n", ":2: unknown setting port; did you mean server.port?"),
+        ("kv: 3\n", ":1: kv: found 3; accepted: a mapping of settings"),
+        ("- 1\n- 2\n", ":1: the file: found a list; accepted: a mapping of settings"),
+        ("kv: {page_size: [1, 2]}\n", ":1: kv.page_size: found [1, 2]; accepted: an integer"),
+        ("kv: {page_size: true}\n", ":1: kv.page_size: found True; accepted: an integer"),
+        ("kv: {page_size: {a: 1}}\n", ":1: kv.page_size: found {'a': 1}; accepted: an integer"),
+        ("kv:\n  page_size: 3\n  page-size: 4\n", ":3: kv.page_size is given twice; first in li"),
+        ("model: {path: 3}\n", ":1: model.path: found 3; accepted: a folder or hub id"),
+        ("model: {path: a\nfoo", ":2: not YAML: expected ',' or '}'"),
+        ("a: !!python/object:os.system {}\n", ":1: not YAML: "),
+        ("a: 1\n---\nb: 2\n", "not YAML: "),
+        ("a: \x00\n", "not YAML: "),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    config = write(tmp_path, text)
+    found = refusal(config=config)
+    assert found.startswith(str(config))
+    assert message in found
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    missing = tmp_path / "no.yaml"
+    assert refusal(config=missing) == f"config file {missing}: No such file or directory"
+    assert refusal(config=tmp_path) == f"config file {tmp_path}: Is a directory"
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\xff")
+    assert "not UTF-8" in refusal(config=binary)
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest() -> None:
+    message = refusal(PAIR, environ={"DSPARK__KV__PAGESIZE": "3"})
+    assert message == (
+        "unknown environment variable DSPARK__KV__PAGESIZE; did you mean DSPARK__KV__PAGE_SIZE?"
+    )
+
+
+def test_a_bad_value_in_a_variable_names_the_variable() -> None:
+    message = refusal(PAIR, environ={"DSPARK__SERVER__PORT": "http"})
+    assert message.startswith("DSPARK__SERVER__PORT: server.port: found 'http'; accepted: ")
+
+
+def test_without_a_model_the_first_thing_said_is_how_to_name_one() -> None:
+    message = refusal()
+    assert message.startswith("model.path is missing; accepted: a folder or hub id")
+    assert "--config FILE" in message
+
+
+def test_speculation_without_a_draft_says_both_ways_out() -> None:
+    message = refusal(["--model", "a/b"])
+    assert message.startswith("speculative.draft_model is missing")
+    assert "speculative.algorithm none" in message
+    assert load(["--model", "a/b", "--speculative.algorithm", "none"]).model.path == "a/b"
+
+
+def test_all_problems_are_told() -> None:
+    port, page_size, model, draft = refusals(["--port", "x", "--kv.page_size", "y"])
+    assert port.startswith("--port: server.port: found 'x'; accepted: ")
+    assert page_size.startswith("--kv.page_size: found 'y'; accepted: ")
+    assert model.startswith("model.path is missing")
+    assert draft.startswith("speculative.draft_model is missing")
+
+
+def test_every_mistake_of_a_file_has_a_line_in_the_files_order(tmp_path: Path) -> None:
+    config = write(
+        tmp_path,
+        "model: {pth: a/b}\nserver:\n  prot: 1\n  port: http\n  host: a\n  host: b\n"
+        "kv: 3\nspeculative: {draft_model: /no/such}\n",
+    )
+    environ = {"DSPARK__KV__NUM_PAGES": "many"}
+    *of_file, variable, flag = refusals(["--dtype", "x"], config=config, environ=environ)
+    assert variable.startswith("DSPARK__KV__NUM_PAGES: kv.num_pages: found 'many'; accepted: ")
+    assert flag.startswith("--dtype: model.dtype: found 'x'; accepted: ")
+    told = [line.removeprefix(f"{config}:") for line in of_file]
+    assert [line[: line.index(";") if ";" in line else None] for line in told] == [
+        "1: unknown setting model.pth",
+        "3: unknown setting server.prot",
+        "4: server.port: found 'http'",
+        "6: server.host is given twice",
+        "7: kv: found 3",
+        "8: speculative.draft_model: found /no/such, which is no folder",
+    ]
+
+
+def test_a_key_is_never_repeated() -> None:
+    assert "(hidden)" in refusal([*PAIR, "--api-key", ""])
+    resolved = resolve([*PAIR, "--api-key", "hunter2"])
+    assert "hunter2" not in effective_yaml(resolved.settings, resolved.origins)
+    assert "hunter2" not in repr(resolved.settings)
+    assert "hunter2" not in str(public_values(resolved.settings))
+
+
+# -- what comes of them ----------------------------------------------------------------------
+
+
+def test_the_printed_config_loads_to_the_same_settings(tmp_path: Path) -> None:
+    resolved = resolve([*PAIR, "--disable-prefix-cache", "--device", "cuda", "--max-model-len=99"])
+    config = write(tmp_path, effective_yaml(resolved.settings, resolved.origins))
+    assert load(config=config) == resolved.settings
+    assert "  prefix_cache: false  # --disable-prefix-cache\n" in config.read_text()
+
+
+def test_public_values_are_plain_and_complete() -> None:
+    values = public_values(load(PAIR))
+    assert yaml.safe_load(yaml.safe_dump(values)) == values
+    assert set(values) == set(Settings.model_fields)
+
+
+def test_defaults_are_the_engines_own() -> None:
+    config = to_engine_config(load(["--model", "a/target", "--speculative-algorithm", "none"]))
+    assert config == EngineConfig(target="a/target")
+
+
+def test_every_field_of_the_engines_config_can_be_set() -> None:
+    """Each flag below moves one field away from its default; together they move all of them."""
+    argv = [
+        *("--model", "t", "--revision", "r", "--dtype", "bfloat16", "--device", "cpu"),
+        *("--trust-remote-code", "--max-model-len", "100", "--draft-model", "d"),
+        *("--speculative.draft_revision", "s", "--speculative.num_draft_tokens", "3"),
+        *("--stacked-context-kv", "off", "--page-size", "4", "--kv.num_pages", "8"),
+        *("--kv.memory_gib", "2", "--mem-fraction", "0.5", "--disable-prefix-cache"),
+        *("--attention-backend", "reference", "--max-num-seqs", "2"),
+        *("--max-queued-requests", "0", "--chunked-prefill-size", "7"),
+        *("--device.num_threads", "1", "--device.native_kernels", "off", "--device.graphs", "off"),
+        *("--speculative.allow_other_target", "true", "--confidence-mode", "threshold"),
+        *("--speculative.draft_dtype", "bfloat16", "--quantization", "int8"),
+        *("--speculative.draft_budget", "always"),
+    ]
+    config, default = to_engine_config(load(argv)), EngineConfig(target="")
+    same = [
+        field.name
+        for field in dataclasses.fields(EngineConfig)
+        if getattr(config, field.name) == getattr(default, field.name)
+    ]
+    assert same == []
+
+
+def test_plain_decoding_has_no_draft_even_if_one_is_named() -> None:
+    assert to_engine_config(load([*PAIR, "--speculative-algorithm", "none"])).draft is None
+
+
+def test_every_setting_says_what_it_means_and_accepts() -> None:
+    for path, field in FIELDS.items():
+        assert field.description, path
+        assert field.description.endswith("."), path
+        assert accepted(field), path
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [("010", "8"), ("1:30", "90"), ("1_000", "1000"), ("0x10", "16")]
+)
+def test_a_number_that_yaml_reads_as_another_one_is_refused(
+    tmp_path: Path, written: str, read: str
+) -> None:
+    config = write(tmp_path, f"server:\n  port: {written}\n")
+    message = refusal(PAIR, config=config)
+    assert message == (
+        f"{config}:2: server.port: found {written}, which YAML reads as {read}; "
+        "accepted: a plain decimal number"
+    )
+
+
+@pytest.mark.parametrize("written", ["010", "1_000", "0x10"])
+def test_a_flag_and_a_variable_take_no_number_that_a_file_does_not_take(written: str) -> None:
+    assert f"--server.port: found {written}, which" in refusal([*PAIR, "--server.port", written])
+    assert f"--set kv.memory_gib: found {written}, which" in refusal(
+        [*PAIR, "--set", f"kv.memory_gib={written}"]
+    )
+    variable = "DSPARK__SCHEDULER__MAX_RUNNING_REQUESTS"
+    assert f"{variable}: scheduler.max_running_requests: found {written}, which" in refusal(
+        PAIR, environ={variable: written}
+    )
+
+
+def test_a_text_that_looks_like_an_odd_number_is_a_text() -> None:
+    assert load([*PAIR, "--served-model-name", "010"]).model.served_name == "010"
+
+
+def test_a_number_inside_a_list_is_looked_at_too(tmp_path: Path) -> None:
+    config = write(tmp_path, "server:\n  port: 8000\n  cors_origins: [a, 0x10]\n")
+    assert f"{config}:3: server.cors_origins: found 0x10, which" in refusal(PAIR, config=config)
+
+
+def test_plain_numbers_of_every_kind_are_read(tmp_path: Path) -> None:
+    config = write(tmp_path, "server: {port: 9000, keepalive_s: 1.5e+1}\nkv: {memory_gib: .5}\n")
+    settings = load(PAIR, config=config)
+    assert (settings.server.port, settings.server.keepalive_s) == (9000, 15.0)
+    assert settings.kv.memory_gib == 0.5
+
+
+def test_several_values_are_a_list_in_the_file_and_one_text_in_a_flag(tmp_path: Path) -> None:
+    config = write(tmp_path, "server:\n  cors_origins: [https://a, https://b]\n  api_key: [x, y]\n")
+    assert load(PAIR, config=config).server.cors_origins == ("https://a", "https://b")
+    flags = [*PAIR, "--cors-origins", "https://c, https://d"]
+    assert load(flags, config=config).server.cors_origins == ("https://c", "https://d")
+    shown = effective_yaml(load(PAIR, config=config), resolve(PAIR, config=config).origins)
+    assert "  cors_origins: [https://a, https://b]  # " in shown
+    assert "# api_key is set by" in shown
+
+
+def test_a_key_that_is_no_key_is_not_shown(tmp_path: Path) -> None:
+    config = write(tmp_path, "server: {api_key: [sesame, {a: b}]}\n")
+    message = refusal(PAIR, config=config)
+    assert "server.api_key: found (hidden)" in message
+    assert "sesame" not in message

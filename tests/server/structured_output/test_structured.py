@@ -1,0 +1,246 @@
+"""Answers that keep to a grammar, on every route and by every name that clients have for it."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import pytest
+
+from engine import FinishReason
+from tests.server.conftest import Connect
+from tests.support.server.fakes import FakeEngine
+from tests.support.server.grammar_cases import IN_ASCII
+from tests.support.server.tiny_service import TinyService, tiny_service
+
+USER = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+SCHEMA["additionalProperties"] = False
+GENERATE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
+
+
+def body_for(route: str, fields: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A body with the fields where the route has them."""
+    if route == GENERATE:
+        params = {"max_new_tokens": more.pop("max_tokens", 60), "temperature": 1.0, **fields}
+        return {"text": "hi", "sampling_params": params, **more}
+    prompt = {"messages": USER} if route == CHAT else {"prompt": "hi"}
+    return {**prompt, "max_tokens": 60, **fields, **more}
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    if "text" in answer:
+        return str(answer["text"])
+    choice = answer["choices"][0]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyService]:
+    with tiny_service(tmp_path_factory.mktemp("grammar"), log_requests=False) as tiny:
+        yield tiny
+
+
+EVERYWHERE: list[dict[str, Any]] = [
+    {"json_schema": SCHEMA},
+    {"json_schema": json.dumps(SCHEMA)},
+    {"regex": r'\{"a": ?[12]\}'},
+    {"ebnf": 'root ::= "{\\"a\\": " [12] "}"'},
+    {"ebnf": 'start: "{" /"a": / ("1" | "2") "}"'},
+    {"choice": ['{"a": 1}', '{"a": 2}']},
+]
+OPENAI: list[dict[str, Any]] = [
+    {"response_format": FORMAT},
+    {"structured_outputs": {"json": SCHEMA}},
+    {"structured_outputs": {"regex": r'\{"a": ?[12]\}', "disable_fallback": None}},
+    {"structured_outputs": {"grammar": 'root ::= "{\\"a\\": " [12] "}"', "json_object": False}},
+    {"guided_json": SCHEMA},
+    {"guided_regex": r'\{"a": ?[12]\}'},
+    {"guided_choice": ['{"a": 1}', '{"a": 2}']},
+    {"guided_grammar": 'root ::= "{\\"a\\": " [12] "}"'},
+]
+NAMES = [(route, fields) for fields in EVERYWHERE for route in (GENERATE, COMPLETIONS, CHAT)]
+NAMES += [(route, fields) for fields in OPENAI for route in (COMPLETIONS, CHAT)]
+
+
+def test_every_name_of_a_grammar_works_on_every_route_that_has_it(service: TinyService) -> None:
+    for route, fields in NAMES:
+        response = httpx.post(service.url + route, json=body_for(route, fields), timeout=60)
+        assert response.status_code == 200, (route, fields, response.text)
+        answer = response.json()
+        assert json.loads(text_of(answer))["a"] in (1, 2), (route, fields)
+        if route != GENERATE:
+            assert answer["choices"][0]["finish_reason"] == "stop"
+        else:
+            assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": None}
+
+
+def test_a_json_object_is_any_object(service: TinyService) -> None:
+    for fields in (
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "any"}}},
+        {"structured_outputs": {"json_object": True}},
+    ):
+        body = body_for(CHAT, fields, max_tokens=140, seed=5)
+        answer = httpx.post(service.url + CHAT, json=body, timeout=60).json()
+        text, reason = text_of(answer), answer["choices"][0]["finish_reason"]
+        assert text.startswith("{")
+        assert reason == "length" or isinstance(json.loads(text), dict)
+
+
+def test_text_asks_for_nothing(connect: Connect) -> None:
+    engine = FakeEngine()
+    body = body_for(CHAT, {"response_format": {"type": "text"}, "structured_outputs": {}})
+    assert connect(engine).post(CHAT, json=body).status_code == 200
+    assert engine.requests[0].token_mask is None
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "param", "words"),
+    [
+        (CHAT, {"regex": "a", "ebnf": "b"}, "ebnf", "both ask for a grammar"),
+        (CHAT, {"response_format": FORMAT, "guided_regex": "a"}, "guided_regex", "both ask"),
+        (GENERATE, {"regex": "a", "choice": ["b"]}, "sampling_params.choice", "both ask"),
+        (GENERATE, {"regex": "(a"}, "sampling_params.regex", "unclosed"),
+        (COMPLETIONS, {"choice": []}, "choice", "at least one"),
+        (COMPLETIONS, {"choice": ["a", ""]}, "choice", "empty"),
+        (COMPLETIONS, {"json_schema": "{"}, "json_schema", "must be a JSON schema"),
+        (COMPLETIONS, {"json_schema": 3}, "json_schema", "must be a JSON schema"),
+        (COMPLETIONS, {"json_schema": False}, "json_schema", "allows no value"),
+        (CHAT, {"structured_outputs": {"what": 1}}, "structured_outputs.what", "not served"),
+        (CHAT, {"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object", ""),
+        (CHAT, {"structured_outputs": {"choice": [1]}}, "structured_outputs.choice", "strings"),
+        (CHAT, {"response_format": {"type": "grammar"}}, "response_format.type", "json_schema"),
+        (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema", ""),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"schem": {}}}},
+            "response_format.json_schema.schem",
+            "unknown field",
+        ),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"strict": "yes"}}},
+            "response_format.json_schema.strict",
+            "true or false",
+        ),
+        (
+            CHAT,
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"properties": {"a": {"not": {}}}}},
+                }
+            },
+            "response_format.json_schema.schema",
+            "at /properties/a:",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_its_name(
+    connect: Connect, route: str, fields: dict[str, Any], param: str, words: str
+) -> None:
+    engine = FakeEngine()
+    response = connect(engine).post(route, json=body_for(route, fields))
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param, error
+    assert words in error["message"]
+    assert engine.requests == []
+
+
+def test_a_schema_of_one_of_many_prompts_is_named_with_its_number(connect: Connect) -> None:
+    params = [{"max_new_tokens": 3}, {"max_new_tokens": 3, "regex": "("}]
+    body = {"text": ["a", "b"], "sampling_params": params}
+    error = connect(FakeEngine()).post(GENERATE, json=body).json()["error"]
+    assert error["param"] == "sampling_params.1.regex"
+
+
+def test_a_grammar_that_is_lost_on_the_way_ends_the_answer_with_an_error(connect: Connect) -> None:
+    """An engine that says what no mask allows stands for a grammar that got too complex."""
+
+    def says(request: Any) -> list[int]:
+        request.token_mask.commit(ord("b"))
+        return [ord("a")] * 5
+
+    client = connect(FakeEngine(says))
+    error = client.post(COMPLETIONS, json=body_for(COMPLETIONS, {"regex": "a{5}"})).json()["error"]
+    assert error["code"] == "grammar_too_complex"
+    body = body_for(COMPLETIONS, {"regex": "a{5}"}, stream=True)
+    assert '"grammar_too_complex"' in client.post(COMPLETIONS, json=body).text
+
+
+@pytest.mark.parametrize("num_together", [1, 8, 16])
+def test_answers_to_bounded_schemas_are_valid_whenever_they_have_come_to_their_end(
+    service: TinyService, num_together: int
+) -> None:
+    """Random weights at temperature 1: nothing but the grammar makes these texts JSON."""
+    lengths = []
+
+    async def one(client: httpx.AsyncClient, turn: asyncio.Semaphore, at: int, name: str) -> None:
+        schema = IN_ASCII[name]
+        response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        body = body_for(CHAT, {"response_format": response_format}, max_tokens=140, seed=at)
+        async with turn:
+            text, reason = await (_streamed if at % 2 else _whole)(client, body)
+        lengths.append(reason == FinishReason.LENGTH)
+        if reason == FinishReason.STOP:
+            jsonschema_rs.validator_for(schema).validate(json.loads(text))
+
+    async def all_of_them() -> None:
+        turn = asyncio.Semaphore(num_together)
+        async with httpx.AsyncClient(base_url=service.url, timeout=120) as client:
+            await asyncio.gather(
+                *(one(client, turn, at + num_together, name) for at, name in enumerate(IN_ASCII))
+            )
+
+    asyncio.run(all_of_them())
+    service.wait_until_idle()
+    assert len(lengths) == len(IN_ASCII)
+    assert sum(lengths) <= 3
+
+
+async def _whole(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str]:
+    answer = (await client.post(CHAT, json=body)).json()
+    return text_of(answer), answer["choices"][0]["finish_reason"]
+
+
+async def _streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str]:
+    text, reason = "", ""
+    async with client.stream("POST", CHAT, json={**body, "stream": True}) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                choice = json.loads(line[6:])["choices"][0]
+                text += choice["delta"].get("content") or ""
+                reason = choice["finish_reason"] or reason
+    return text, reason
+
+
+def test_choices_of_one_prompt_keep_to_the_grammar_each(service: TinyService) -> None:
+    body = body_for(COMPLETIONS, {"choice": ["aa", "ab", "ba", "bb"], "n": 12, "seed": 1})
+    answer = httpx.post(service.url + COMPLETIONS, json=body, timeout=60).json()
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert set(texts) <= {"aa", "ab", "ba", "bb"}
+    assert len(set(texts)) > 1
+
+
+def test_a_stop_string_still_cuts_a_grammar_short(service: TinyService) -> None:
+    body = body_for(COMPLETIONS, {"regex": "abc{5}d", "stop": ["cc"]})
+    answer = httpx.post(service.url + COMPLETIONS, json=body, timeout=60).json()
+    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("ab", "stop")
+    assert answer["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize(
+    "options", [{"ignore_eos": True}, {"min_tokens": 9}, {"top_k": 1}, {"temperature": 1e308}]
+)
+def test_a_finished_grammar_ends_the_answer_whatever_else_is_asked(
+    service: TinyService, options: dict[str, Any]
+) -> None:
+    body = body_for(COMPLETIONS, {"regex": "x{4}", **options, "logprobs": 2})
+    choice = httpx.post(service.url + COMPLETIONS, json=body, timeout=60).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("xxxx", "stop")
+    assert len(choice["logprobs"]["tokens"]) == 4

@@ -1,0 +1,95 @@
+"""A scheduler without a model: an oracle plays drafter and target, on integers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine import EngineSamplingParams, Request, TokenEvent
+from engine.scheduler.draft_allocation import DraftBudget
+from engine.scheduler.plan import RoundResult, ScheduledSequence, StepPlan
+from engine.scheduler.request_limits import RequestLimits, served_len
+from engine.scheduler.scheduler import Committed, Scheduler
+from kv_pool import PageManager
+
+EOS = 0
+
+
+def request(
+    request_id: str, *, prompt_len: int = 5, max_new_tokens: int = 8, **params: object
+) -> Request:
+    return Request(
+        request_id,
+        tuple(range(1, prompt_len + 1)),
+        EngineSamplingParams(max_new_tokens=max_new_tokens, **params),  # type: ignore[arg-type]
+    )
+
+
+@dataclass
+class Harness:
+    """Runs a scheduler step by step. `accept` says how many of a share's drafts stand."""
+
+    num_pages: int = 64
+    page_size: int = 4
+    block_size: int = 3
+    num_draft_tokens: int = 3
+    max_running: int = 4
+    max_queued: int = 64
+    chunk: int = 6
+    max_len: int = 128
+    prefix_cache: bool = False
+    draft_budget: DraftBudget | None = None
+    accept: Callable[[ScheduledSequence], int] = lambda scheduled: scheduled.num_drafts
+    events: list[TokenEvent] = field(default_factory=list)
+    plans: list[StepPlan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.pages = PageManager(
+            num_pages=self.num_pages, page_size=self.page_size, prefix_cache=self.prefix_cache
+        )
+        self.scheduler = Scheduler(
+            pages=self.pages,
+            limits=RequestLimits(
+                max_len=served_len(
+                    model_len=self.max_len,
+                    pool_tokens=self.num_pages * self.page_size,
+                    num_slots=self.block_size,
+                ),
+                vocab_size=1000,
+            ),
+            eos_ids=frozenset({EOS}),
+            num_slots=self.block_size,
+            num_draft_tokens=self.num_draft_tokens,
+            max_running=self.max_running,
+            max_queued=self.max_queued,
+            prefill_chunk_tokens=self.chunk,
+            draft_budget=self.draft_budget,
+        )
+
+    def step(self) -> list[Committed]:
+        plan = self.scheduler.plan()
+        self.plans.append(plan)
+        results = [RoundResult(scheduled, self._decide(scheduled)) for scheduled in plan.sampling]
+        committed = self.scheduler.commit(plan, results)
+        self.scheduler.release(plan)
+        self.events += [c.event for c in committed if c.event is not None]
+        return committed
+
+    def run(self, max_steps: int = 2000) -> None:
+        for _ in range(max_steps):
+            if self.scheduler.is_idle:
+                return
+            self.step()
+        raise AssertionError(f"not idle after {max_steps} steps")
+
+    def output(self, request_id: str) -> list[int]:
+        return [t for e in self.events if e.request_id == request_id for t in e.token_ids]
+
+    def finish_of(self, request_id: str) -> TokenEvent:
+        (last,) = [e for e in self.events if e.request_id == request_id and e.finish is not None]
+        return last
+
+    def _decide(self, scheduled: ScheduledSequence) -> tuple[int, ...]:
+        """The target says 100 + position, whatever the draft; so text never depends on drafts."""
+        stands = self.accept(scheduled)
+        assert 0 <= stands <= scheduled.num_drafts
+        first = len(scheduled.seq.token_ids)
+        return tuple(100 + first + i for i in range(stands + 1))

@@ -1,0 +1,62 @@
+"""A tokenizer of bytes: text and ids are as close as they can be."""
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from jinja2 import TemplateError
+
+from server.text.tokenizer import TextCodec
+
+BOS, EOS, NUM_IDS = 256, 257, 258
+
+
+class _Marked:
+    special = True
+
+
+class ByteTokenizer:
+    """One token per byte of UTF-8, a beginning that is added, an end that is special."""
+
+    chat_template: Any = "tools, role: content"
+    added_tokens_decoder: Mapping[int, Any] = MappingProxyType({BOS: _Marked(), EOS: _Marked()})
+
+    def __init__(self) -> None:
+        self.all_special_ids = [BOS, EOS]
+
+    def get_vocab(self) -> Mapping[str, int]:
+        return {f"<0x{i:02X}>" if i < 256 else str(i): i for i in range(NUM_IDS)}
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [BOS] * add_special_tokens + list(text.encode())
+
+    def decode(
+        self,
+        token_ids: list[int],
+        *,
+        skip_special_tokens: bool,
+        clean_up_tokenization_spaces: bool,
+    ) -> str:
+        special = {BOS: b"<s>", EOS: b"</s>"}
+        parts = [
+            special.get(i) or bytes([i]) for i in token_ids if i < 256 or not skip_special_tokens
+        ]
+        return b"".join(parts).decode(errors="replace")
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        """A line a message; `opening` stands before them, tools in a line of their own."""
+        assert options.pop("tokenize") is False
+        goes_on = options.pop("continue_final_message", False)
+        assert options.pop("add_generation_prompt", False) is not goes_on
+        tools, opening = options.pop("tools"), options.pop("opening", "")
+        assert options.keys() <= {"enable_thinking"}, options
+        if any(message["role"] == "system" for message in conversation[1:]):
+            raise TemplateError("system must come first")
+        said = "".join(f"{m['role']}: {m['content']}\n" for m in conversation)
+        offered = f"tools: {json.dumps(tools)}\n" if tools else ""
+        return opening + offered + (said.removesuffix("\n") if goes_on else f"{said}assistant: ")
+
+
+def byte_codec() -> TextCodec:
+    return TextCodec(tokenizer=ByteTokenizer())

@@ -1,0 +1,63 @@
+"""The service over a real engine with a tiny pair, behind a real web server."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from engine.core.worker import EngineWorker
+from server.app import create_app
+from server.options import ServerOptions
+from server.text.tokenizer import TextCodec
+from tests.support.engine.tiny_models import tiny_engine, tiny_target, write_tiny_draft
+from tests.support.server.fakes import served
+from tests.support.server.tiny_pair import character_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TinyService:
+    """Where it is, and what must be as before when everybody has gone."""
+
+    url: str
+    worker: EngineWorker
+
+    def live(self) -> dict[str, Any]:
+        live: dict[str, Any] = httpx.get(f"{self.url}/server_info").json()["live"]
+        return live
+
+    def wait_until_idle(self) -> None:
+        """Nothing runs, nothing waits, no page is used; fails after a while otherwise."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            now = self.live()
+            if now["num_running"] == now["num_waiting"] == now["num_used_pages"] == 0:
+                return
+            time.sleep(0.01)
+        raise AssertionError(now)
+
+
+@contextmanager
+def tiny_service(
+    folder: Path, *, engine: dict[str, Any] | None = None, **options: Any
+) -> Iterator[TinyService]:
+    """engine: fields of EngineConfig; options: of ServerOptions. The draft lies in the folder."""
+    draft = write_tiny_draft(folder / "draft")
+    built = tiny_engine(
+        target=tiny_target(has_eos=False),
+        draft_folder=draft,
+        **{"num_pages": 200, "prefix_cache": False, **(engine or {})},
+    )
+    worker = EngineWorker(built.engine, num_threads=1)
+    codec = TextCodec(tokenizer=character_tokenizer())
+    app = create_app(
+        engine=worker, text=codec, options=ServerOptions(served_name="tiny", **options)
+    )
+    try:
+        with served(app) as url:
+            yield TinyService(url, worker)
+    finally:
+        worker.close()
