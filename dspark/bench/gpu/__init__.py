@@ -1,1 +1,1 @@
-"""Parts of gpu_check: models made on the device, checks against references, measurements."""
+"""Checks the CUDA path against references and measures it, with random models."""

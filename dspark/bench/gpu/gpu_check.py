@@ -1,75 +1,85 @@
-"""Checks and measures the CUDA path on one device, with random models: nothing is fetched.
+"""Runs the sections of `dspark bench gpu` and reports their checks and tables."""
 
-    python -m dspark.bench.gpu.gpu_check --json gpu.json          under 8 minutes on one H200
-    python -m dspark.bench.gpu.gpu_check --tiny --device cpu      the same way, in small, anywhere
-
-First what must be right: attention, context, graphs and greedy text against their references.
-Then what it takes: see benchmarks/README.md for how to read the tables. On a GPU every section runs
-in a process of its own, so that one that breaks, or hangs, takes nothing from the others; the file
-holds what there is after each result. Exits with 1 when a check fails or a section is missing.
-"""
-
-import argparse
 import json
 import platform
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from draft.atomic_write import write_text
 from dspark.bench.gpu.aims import aims
-from dspark.bench.gpu.results import Check, Found, Table, kept
+from dspark.bench.gpu.results import Check, Found, Table, catch_errors
 from dspark.bench.gpu.sections import SECTIONS
+from dspark.bench.report.columns import columns
 from engine.platform.host import installed_version
+from server.settings.schema import SettingsError
 
 _PACKAGES = ("triton", "flashinfer-python", "transformers", "numpy")
-_MINUTES = 7.5
-_LONGEST = 180.0  # seconds of a section in a process of its own; whatever takes longer hangs
+_SECTION_TIMEOUT_S = 180.0  # of a section in a separate process
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    asked = _parser().parse_args(arguments)
-    device = torch.device(asked.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        print("torch finds no CUDA device; --tiny --device cpu takes the same way in small")
-        return 2
-    report = Report(asked.json, _circumstances(device))
-    names = asked.only or list(SECTIONS)
-    apart = asked.apart if asked.apart is not None else device.type == "cuda"
-    deadline = report.begun + 60 * asked.minutes
-    for name in names:
-        left = deadline - time.perf_counter()
-        begun = time.perf_counter()
+@dataclass(frozen=True, slots=True)
+class GPUCheckOptions:
+    """What to run; the fields are the flags of `dspark bench gpu`."""
+
+    device: str
+    tiny: bool
+    only: tuple[str, ...]  # section names; empty: all
+    minutes: float
+    apart: bool | None  # None: on a GPU
+    json: Path | None
+
+
+def run_gpu_check(options: GPUCheckOptions) -> int:
+    """Run the sections; return the exit code, 1 if a check failed or a section is missing.
+
+    Raises SettingsError without the CUDA device that the options name.
+    """
+    device = torch.device(options.device)
+    is_cuda = device.type == "cuda"
+    if is_cuda and not torch.cuda.is_available():
+        raise SettingsError(
+            "--device: found cuda, but torch finds no CUDA device; accepted here: cpu, with --tiny "
+            "for a dry run"
+        )
+    report = Report(options.json, _circumstances(device))
+    apart = is_cuda if options.apart is None else options.apart
+    deadline = report.started + 60 * options.minutes
+    for name in options.only or SECTIONS:
+        started = time.perf_counter()
+        left = deadline - started
         if left <= 0:
-            late = f"left out: {asked.minutes:g} minutes are over"
-            report.add(Check(name, False, late), show=True)
+            report.add(
+                Check(name, False, f"left out: {options.minutes:g} minutes are over"), show=True
+            )
         elif apart:
-            for found in _in_a_process(name, asked, seconds=min(left, _LONGEST)):
+            for found in _in_a_process(name, options, seconds=min(left, _SECTION_TIMEOUT_S)):
                 report.add(found)
         else:
-            for found in kept(name, lambda name=name: SECTIONS[name](device, asked.tiny)):  # type: ignore[misc]
+            for found in catch_errors(name, lambda name=name: SECTIONS[name](device, options.tiny)):  # type: ignore[misc]
                 report.add(found, show=True)
-        report.told["sections"][name] = round(time.perf_counter() - begun, 1)
-    if not asked.only:
-        for found in aims(report.told["tables"]):
+        report.values["sections"][name] = round(time.perf_counter() - started, 1)
+    if not options.only:
+        for found in aims(report.values["tables"]):
             report.add(found, show=True)
     return report.close()
 
 
 class Report:
-    """Everything that is found, on the screen and in a file that is true at any time."""
+    """Prints results and keeps a JSON file of them that is complete after each."""
 
     def __init__(self, path: Path | None, circumstances: Mapping[str, object]) -> None:
-        self.begun = time.perf_counter()
+        self.started = time.perf_counter()
         self._path = path
-        self._failed = 0
-        self.told: dict[str, Any] = {
+        self._num_failed = 0
+        self.values: dict[str, Any] = {
             "circumstances": dict(circumstances),
             "checks": [],
             "tables": {},
@@ -77,82 +87,48 @@ class Report:
         }
 
     def add(self, found: Check | Table, *, show: bool = False) -> None:
-        """show: print it as well."""
+        """Record a result; print it if `show`."""
         if isinstance(found, Table):
-            self.told["tables"][found.title] = found.rows
-            if show:
-                print(_text(found), flush=True)
+            self.values["tables"][found.title] = found.rows
+            line = _text(found)
         else:
-            self.told["checks"].append(asdict(found))
-            self._failed += not found.passed
-            if show:
-                state = "ok  " if found.passed else "FAIL"
-                print(f"{state}  {found.name}: {found.detail}", flush=True)
+            self.values["checks"].append(asdict(found))
+            self._num_failed += not found.passed
+            line = f"{'ok  ' if found.passed else 'FAIL'}  {found.name}: {found.detail}"
+        if show:
+            print(line, flush=True)
         self._write()
 
     def close(self) -> int:
+        """Write the file a last time; return the exit code."""
         self._write()
-        print(f"{self._failed} checks failed; {self._seconds():.0f} s")
-        return min(self._failed, 1)
-
-    def _seconds(self) -> float:
-        return time.perf_counter() - self.begun
+        print(f"{self._num_failed} checks failed; {time.perf_counter() - self.started:.0f} s")
+        return min(self._num_failed, 1)
 
     def _write(self) -> None:
-        """Whole or not at all: whoever is stopped leaves the state before."""
-        if self._path is None:
-            return
-        self.told["seconds"] = round(self._seconds(), 1)
-        fresh = self._path.with_name(self._path.name + ".new")
-        fresh.write_text(json.dumps(self.told, indent=1))
-        fresh.replace(self._path)
+        self.values["seconds"] = round(time.perf_counter() - self.started, 1)
+        if self._path is not None:
+            write_text(self._path, json.dumps(self.values, indent=1))
 
 
-def _in_a_process(name: str, asked: argparse.Namespace, *, seconds: float) -> Found:
-    """A section's results, as far as it came within so many seconds; it prints them itself."""
+def _in_a_process(name: str, options: GPUCheckOptions, *, seconds: float) -> Found:
+    """Yield the results that a section's process writes within `seconds`; it prints them itself."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
-        command = [sys.executable, "-m", "dspark.bench.gpu.gpu_check", "--together", "--only", name]
-        command += ["--device", asked.device, "--json", str(path), *["--tiny"][: asked.tiny]]
+        command = [sys.executable, "-m", "dspark", "bench", "gpu", "--together", "--only", name]
+        command += ["--device", options.device, "--json", str(path), *["--tiny"][: options.tiny]]
         try:
             code: int | None = subprocess.run(command, timeout=seconds, check=False).returncode
         except subprocess.TimeoutExpired:
             code = None
-        yield from _read(path)
+        if path.exists():
+            values = json.loads(path.read_text(encoding="utf-8"))
+            yield from (Check(**check) for check in values["checks"])
+            yield from (Table(title, rows) for title, rows in values["tables"].items())
     if code not in (0, 1):
         how = "did not end in time" if code is None else f"ended with code {code}"
         print(f"FAIL  {name}: its process {how}", flush=True)
         yield Check(name, False, f"its process {how}")
-
-
-def _read(path: Path) -> Iterator[Check | Table]:
-    if not path.exists():
-        return
-    told = json.loads(path.read_text())
-    for check in told["checks"]:
-        yield Check(**check)
-    for title, rows in told["tables"].items():
-        yield Table(title, rows)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Check and measure the CUDA path.")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--tiny", action="store_true", help="tiny models: a dry run")
-    parser.add_argument(
-        "--only", action="append", choices=list(SECTIONS), help="this section; may be repeated"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=_MINUTES, help="sections not begun by then are left out"
-    )
-    parser.add_argument(
-        "--apart", action="store_true", default=None, help="a process for each section"
-    )
-    parser.add_argument(
-        "--together", dest="apart", action="store_false", help="all in this process"
-    )
-    parser.add_argument("--json", type=Path, help="where to write everything")
-    return parser
 
 
 def _circumstances(device: torch.device) -> dict[str, object]:
@@ -168,21 +144,12 @@ def _circumstances(device: torch.device) -> dict[str, object]:
 
 
 def _text(table: Table) -> str:
-    columns = list(table.rows[0])
-    cells = [[_cell(row.get(column)) for column in columns] for row in table.rows]
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in (columns, *cells)
-    ]
-    return "\n".join(["", table.title, *lines])
+    names = tuple(table.rows[0])
+    rows = [tuple(_cell(row.get(name)) for name in names) for row in table.rows]
+    return "\n".join(["", table.title, *columns([names, *rows])])
 
 
 def _cell(value: float | str | None) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,22 @@
-"""What a section of the program finds: checks and tables."""
+"""Defines the results of a GPU check: passed or failed checks, and tables of measurements."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 Row = dict[str, float | int | str | None]
+
+# In the order in which they are worth their time.
+SECTION_NAMES = (
+    "triton",
+    "context",
+    "graphs",
+    "texts",
+    "writes",
+    "speculation",
+    "eager",
+    "plain",
+    "flashinfer",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +35,8 @@ class Table:
 Found = Iterator[Check | Table]
 
 
-def kept(name: str, find: Callable[[], Found]) -> Found:
-    """What `find` yields; where it breaks off, that is a result as well, and no more than that."""
+def catch_errors(name: str, find: Callable[[], Found]) -> Found:
+    """Yield the results of `find`; an exception becomes a failed check."""
     try:
         yield from find()
     except Exception as error:
@@ -32,7 +45,7 @@ def kept(name: str, find: Callable[[], Found]) -> Found:
 
 
 def table(title: str, rows: Callable[[], Iterator[Row]]) -> Found:
-    """A table of its own, which loses nothing but itself where a row breaks off."""
+    """Collect rows into a table; an exception keeps the rows before it and adds a failed check."""
     found: list[Row] = []
 
     def fill() -> Found:
@@ -40,7 +53,7 @@ def table(title: str, rows: Callable[[], Iterator[Row]]) -> Found:
             found.append(row)
         yield from ()
 
-    broken = list(kept(title, fill))
+    errors = list(catch_errors(title, fill))
     if found:
         yield Table(title, found)
-    yield from broken
+    yield from errors

@@ -1,22 +1,28 @@
-"""The sections of the program, in the order in which they are worth their time."""
+"""Maps the section names of `dspark bench gpu` to the functions that run them."""
 
 from collections.abc import Callable, Mapping
 
 import torch
 
 from dspark.bench.gpu import checks, measures, replays
-from dspark.bench.gpu.results import Found
+from dspark.bench.gpu.results import SECTION_NAMES, Found
 
-Section = Callable[[torch.device, bool], Found]  # the device; whether in small
+Section = Callable[[torch.device, bool], Found]  # the device; True: tiny models
 
-SECTIONS: Mapping[str, Section] = {
-    "triton": checks.triton_attention,
-    "context": checks.context,
-    "graphs": replays.graphs,
-    "texts": checks.texts,
-    "writes": measures.writes,
-    "speculation": measures.speculation,
-    "eager": measures.eager,
-    "plain": measures.plain,
-    "flashinfer": checks.flashinfer_attention,
-}
+SECTIONS: Mapping[str, Section] = dict(
+    zip(
+        SECTION_NAMES,
+        (
+            checks.triton_attention,
+            checks.context,
+            replays.graphs,
+            checks.texts,
+            measures.writes,
+            measures.speculation,
+            measures.eager,
+            measures.plain,
+            checks.flashinfer_attention,
+        ),
+        strict=True,
+    )
+)

@@ -37,6 +37,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("generate", "answer one prompt on this terminal"),
     Command("bench", "measure speed, compare one path with another, or profile a round"),
     Command("bench serve", "measure running servers over HTTP, ours beside others"),
+    Command("bench gpu", "check and measure the CUDA path with random models"),
     Command("verify", "prove that greedy answers are the target's own, with transformers"),
     Command("train", "make a draft for a target"),
     Command("eval", "measure what a draft is worth: accept length per prompt set"),

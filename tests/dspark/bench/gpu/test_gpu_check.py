@@ -1,8 +1,7 @@
-"""The program that checks a GPU runs the same way on a CPU, in small."""
+"""`dspark bench gpu` runs the same way on a CPU with tiny models."""
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,54 +14,59 @@ import torch
 from draft import BlockRequest, DraftBlock
 from dspark.bench.gpu import checks, gpu_check
 from dspark.bench.gpu.aims import aims
-from dspark.bench.gpu.gpu_check import main
 from dspark.bench.gpu.replays import graphs
-from dspark.bench.gpu.results import Check, Found, Row, Table, kept, table
+from dspark.bench.gpu.results import Check, Found, Row, Table, catch_errors, table
 from dspark.bench.gpu.sections import SECTIONS
 from dspark.bench.gpu.timing import Stopwatch, in_turns
+from dspark.cli.main import main
 from engine.cuda_graphs import GraphedProposer
 from kv_pool import ReferenceAttention
 from kv_pool.attention.flashinfer import FlashInferAttention
 from kv_pool.attention.flashinfer_workspace import Workspace
 from tests.support.kv_pool.fake_flashinfer import HintedWrapper
-from tests.support.paths import ROOT
 
 CPU = torch.device("cpu")
+
+
+def run(*flags: str, json_file: Path | None = None) -> int:
+    """The exit code of `dspark bench gpu` on the CPU."""
+    written = ["--json", str(json_file)] if json_file is not None else []
+    return main(["bench", "gpu", "--device", "cpu", *flags, *written])
 
 
 def test_the_whole_program_runs_in_small_and_every_check_holds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "told.json"
-    assert main(["--tiny", "--device", "cpu", "--json", str(path)]) == 0
+    path = tmp_path / "gpu.json"
+    assert run("--tiny", json_file=path) == 0
     out = capsys.readouterr().out
     assert "FAIL" not in out
     assert "0 checks failed" in out
-    told = json.loads(path.read_text())
-    assert list(told["sections"]) == list(SECTIONS)
-    names = [check["name"] for check in told["checks"]]
+    found = json.loads(path.read_text())
+    assert list(found["sections"]) == list(SECTIONS)
+    names = [check["name"] for check in found["checks"]]
     assert "greedy text, speculation on, graphs auto" in names
     assert "context, fused against per layer, torch.bfloat16" in names
     assert "attention by triton, torch.bfloat16, not causal" in names
     assert "graphs against eager, torch.float32" in names
-    rows = told["tables"]["context write"]
+    rows = found["tables"]["context write"]
     assert [row["tokens"] for row in rows] == [1, 8]
     assert all(row[f"{path}_ms"] > 0 for row in rows for path in ("per_layer", "stacked", "fused"))
-    lengths = [row["accept_length"] for row in told["tables"]["speed by accept length"]]
+    lengths = [row["accept_length"] for row in found["tables"]["speed by accept length"]]
     assert lengths == [float(n + 1) for n in range(8)]
-    assert all(row["share_of_copy"] > 0 for row in told["tables"]["verify pass"])
-    paths = [row["path"] for row in told["tables"]["stacked against per layer, end to end"]]
+    assert all(row["share_of_copy"] > 0 for row in found["tables"]["verify pass"])
+    paths = [row["path"] for row in found["tables"]["stacked against per layer, end to end"]]
     assert paths == ["stacked", "per_layer"] * 2
-    assert len(told["tables"]["aims"]) == 3
-    assert told["circumstances"]["transformers"]
+    assert len(found["tables"]["aims"]) == 3
+    assert found["circumstances"]["transformers"]
 
 
 def test_without_a_device_it_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main([]) == 2
-    assert "no CUDA device" in capsys.readouterr().out
+    assert main(["bench", "gpu"]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
 
 
 def _breaks(device: torch.device, tiny: bool) -> Found:
@@ -76,27 +80,27 @@ def _works(device: torch.device, tiny: bool) -> Found:
 
 @pytest.fixture
 def two_sections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_check, "SECTIONS", {"bad": _breaks, "good": _works})
+    monkeypatch.setattr(gpu_check, "SECTIONS", {"triton": _breaks, "plain": _works})
 
 
 @pytest.mark.usefixtures("two_sections")
 def test_a_section_that_breaks_leaves_the_others_theirs(tmp_path: Path) -> None:
-    path = tmp_path / "told.json"
-    assert main(["--device", "cpu", "--json", str(path)]) == 1
-    told = json.loads(path.read_text())
-    assert told["checks"] == [
+    path = tmp_path / "gpu.json"
+    assert run("--only", "triton", "--only", "plain", json_file=path) == 1
+    found = json.loads(path.read_text())
+    assert found["checks"] == [
         {"name": "before", "passed": True, "detail": "fine"},
-        {"name": "bad broke off", "passed": False, "detail": "RuntimeError: the device is gone"},
+        {"name": "triton broke off", "passed": False, "detail": "RuntimeError: the device is gone"},
     ]
-    assert told["tables"] == {"numbers": [{"n": 1}]}
+    assert found["tables"] == {"numbers": [{"n": 1}]}
 
 
 @pytest.mark.usefixtures("two_sections")
-def test_what_does_not_begin_in_time_is_left_out_and_told(tmp_path: Path) -> None:
-    path = tmp_path / "told.json"
-    assert main(["--device", "cpu", "--json", str(path), "--minutes", "0"]) == 1
+def test_what_does_not_begin_in_time_is_left_out_and_found(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    assert run("--only", "triton", "--only", "plain", "--minutes", "0", json_file=path) == 1
     checks = json.loads(path.read_text())["checks"]
-    assert [check["name"] for check in checks] == ["bad", "good"]
+    assert [check["name"] for check in checks] == ["triton", "plain"]
     assert checks[0]["detail"] == "left out: 0 minutes are over"
 
 
@@ -114,7 +118,7 @@ def test_a_process_that_dies_or_hangs_leaves_what_it_had(
     """The device may be lost for the process that broke it, and for no other."""
     commands = []
 
-    def run(command: list[str], **options: Any) -> Any:
+    def start(command: list[str], **options: Any) -> Any:
         commands.append(command)
         assert 0 < options["timeout"] <= 60
         found = {
@@ -126,30 +130,25 @@ def test_a_process_that_dies_or_hangs_leaves_what_it_had(
             raise ending
         return subprocess.CompletedProcess(command, ending)
 
-    path = tmp_path / "told.json"
-    with patch.object(subprocess, "run", run):
-        asked = ["--device", "cpu", "--tiny", "--apart", "--only", "writes"]
-        code = main([*asked, "--minutes", "1", "--json", str(path)])
+    path = tmp_path / "gpu.json"
+    with patch.object(subprocess, "run", start):
+        code = run("--tiny", "--apart", "--only", "writes", "--minutes", "1", json_file=path)
     (command,) = commands
-    assert command[1:6] == ["-m", "dspark.bench.gpu.gpu_check", "--together", "--only", "writes"]
+    assert command[1:5] == ["-m", "dspark", "bench", "gpu"]
+    assert command[5:8] == ["--together", "--only", "writes"]
     assert "--tiny" in command
-    told = json.loads(path.read_text())
-    assert told["tables"] == {"t": [{"n": 1}]}
-    assert [check["detail"] for check in told["checks"]] == ["", *filter(None, [detail])]
+    found = json.loads(path.read_text())
+    assert found["tables"] == {"t": [{"n": 1}]}
+    assert [check["detail"] for check in found["checks"]] == ["", *filter(None, [detail])]
     assert code == (detail is not None)
 
 
-def test_a_section_runs_in_a_process_of_its_own_and_needs_no_server(tmp_path: Path) -> None:
-    """The smallest one, for real; with no web framework to be had."""
-    names = ("fastapi", "pydantic", "uvicorn", "llguidance", "gguf", "server")
-    hidden = f"import sys; [sys.modules.__setitem__(name, None) for name in {names}]; "
-    run = "import runpy; runpy.run_module('dspark.bench.gpu.gpu_check', run_name='__main__')"
-    path = tmp_path / "told.json"
-    asked = ["--tiny", "--device", "cpu", "--only", "context", "--json", str(path)]
-    subprocess.run([sys.executable, "-c", hidden + run, *asked], check=True, cwd=ROOT)
-    told = json.loads(path.read_text())
-    assert told["checks"]
-    assert all(check["passed"] for check in told["checks"])
+def test_a_section_runs_in_a_separate_process(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    assert run("--tiny", "--apart", "--only", "context", json_file=path) == 0
+    checks = json.loads(path.read_text())["checks"]
+    assert checks
+    assert all(check["passed"] for check in checks)
 
 
 def test_a_table_that_breaks_off_keeps_its_rows() -> None:
@@ -161,17 +160,17 @@ def test_a_table_that_breaks_off_keeps_its_rows() -> None:
         Table("numbers", [{"n": 1}]),
         Check("numbers broke off", False, "ValueError: no more"),
     ]
-    assert list(kept("fine", lambda: iter(()))) == []
+    assert list(catch_errors("fine", lambda: iter(()))) == []
 
 
-def test_aims_are_told_from_what_was_measured() -> None:
+def test_aims_are_found_from_what_was_measured() -> None:
     tables: dict[str, list[Row]] = {
         "context write": [{"tokens": 8, "per_layer_ms": 1.0, "fused_ms": 0.2}],
         "verify pass": [{"batch": 1, "share_of_copy": 0.8}],
         "rounds": [{"batch": 1, "step_ms": 5.0}],
     }
-    (told,) = aims(tables)
-    assert [row["found"] for row in told.rows] == [5.0, 1.25]
+    (found,) = aims(tables)
+    assert [row["found"] for row in found.rows] == [5.0, 1.25]
     assert list(aims({})) == []
 
 
