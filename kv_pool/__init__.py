@@ -1,6 +1,6 @@
-"""KV memory: pages of tokens, the tensors behind them, and attention over them.
+"""Paged KV memory: page allocation, prefix cache, KV storage and attention over pages.
 
-Knows integers and tensors; never a request, a model or a setting.
+This package works on integers and tensors only. It imports no model, request or setting.
 """
 
 from kv_pool.allocator import OutOfPages, PageAllocator

@@ -1,4 +1,4 @@
-"""Pages as the scheduler sees them: allocator and prefix cache under one roof."""
+"""Combines page allocator and prefix cache: the scheduler's interface to KV pages."""
 
 from collections.abc import Sequence
 
@@ -7,16 +7,16 @@ from kv_pool.prefix_cache import PrefixCache
 
 
 class PageManager:
-    """Pages that are held by sequences, kept by the cache, or free.
+    """Allocates, shares, caches and frees pages. Integers only.
 
     |<------------------- num_pages ------------------->|
     |  held by sequences  |  cached, held by none | free |
     |<---- num_used ----->|<---- num_cached ----->|      |
                           |<------- num_available ------>|
 
-    The cache counts as one holder of each of its pages; a page that only the cache holds is
-    given up when a sequence needs it. A page that `is_shared` must not be written: its content
-    is, or may become, another sequence's prefix. Who has to write there copies it first.
+    A page's reference count counts its sequences, plus one if it is cached. A page that only
+    the cache references is evicted when a sequence needs it. Published pages must not be
+    written: other sequences read them as their prefix.
     """
 
     def __init__(self, *, num_pages: int, page_size: int, prefix_cache: bool) -> None:
@@ -28,23 +28,23 @@ class PageManager:
 
     @property
     def num_available(self) -> int:
-        """Pages that `allocate` can give: free, or cached and held by nobody."""
+        """Count the pages that `allocate` can return: free ones and idle cached ones."""
         return self._allocator.num_free + self._cache.num_idle
 
     @property
     def num_used(self) -> int:
-        """Pages held by sequences, cached or not."""
+        """Count the pages held by sequences, cached or not."""
         return self.num_pages - self.num_available
 
     @property
     def num_cached(self) -> int:
-        """Pages held by nobody but the cache."""
+        """Count the pages that only the cache holds."""
         return self._cache.num_idle
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` pages, giving up the longest idle cached ones when too few are free.
+        """Allocate `count` pages; evict the least recently used cached ones if too few are free.
 
-        Raises OutOfPages, and takes and gives up nothing, when count > num_available.
+        Raises OutOfPages, and allocates and evicts nothing, when count > num_available.
         """
         if count > self.num_available:
             raise OutOfPages(
@@ -54,45 +54,37 @@ class PageManager:
             self._allocator.release(self._cache.evict())
         return self._allocator.allocate(count)
 
-    def retain(self, pages: Sequence[int]) -> None:
-        """Add a holder to each page, which must be held or cached."""
-        self._allocator.retain(pages)
-        for page in pages:
-            self._cache.wake(page)
-
     def release(self, pages: Sequence[int]) -> None:
-        """Take a holder from each page, given in the order of their tokens.
+        """Drop one reference from each page; `pages` are in token order.
 
-        A page without holders is free, or idle when it is cached. Later pages come to rest
-        first, so that the end of a prefix is given up before its beginning.
+        A page without references becomes free, or idle if it is cached. Later pages become
+        idle first, so that the end of a prefix is evicted before its beginning.
         """
         self._allocator.release(pages)
         for page in reversed(pages):
             if page in self._cache:
-                holders = self._allocator.holders(page)
-                assert holders >= 1, f"page {page} released more often than held"
-                if holders == 1:
-                    self._cache.rest(page)
-
-    def is_shared(self, page: int) -> bool:
-        """Whether a held page is published, or has more than one holder among sequences."""
-        return self._allocator.holders(page) > 1
+                references = self._allocator.num_references(page)
+                assert references >= 1, f"page {page} released more often than held"
+                if references == 1:
+                    self._cache.mark_idle(page)
 
     def match_prefix(self, token_ids: Sequence[int], *, max_tokens: int) -> list[int]:
-        """The longest chain of cached pages that token_ids begins with, retained for the caller.
+        """Find the longest cached prefix of token_ids and take a reference to its pages.
 
-        Only full pages, max_tokens tokens at most; [] when the cache is off.
+        Matches full pages only, at most max_tokens tokens; [] when the cache is off.
         """
         pages = self._cache.match(token_ids, max_pages=max_tokens // self.page_size)
-        self.retain(pages)
+        self._allocator.retain(pages)
+        for page in pages:
+            self._cache.mark_in_use(page)
         return pages
 
     def publish(self, token_ids: Sequence[int], pages: Sequence[int]) -> None:
-        """Let others find a sequence's full pages by their tokens.
+        """Add a sequence's full pages to the prefix cache. Idempotent.
 
-        pages[i] holds token_ids[i * page_size : (i + 1) * page_size], is held by the caller, and
-        is true in both storages. Idempotent. Where the same tokens are cached already, the first
-        page stays.
+        pages[i] holds token_ids[i * page_size : (i + 1) * page_size]. The caller holds the
+        pages, and their KV is computed for both models. If the same tokens are already cached on
+        another page, that page stays.
         """
         assert len(pages) * self.page_size <= len(token_ids), (
             f"{len(pages)} pages of {self.page_size} for {len(token_ids)} tokens: not all are full"
@@ -101,9 +93,9 @@ class PageManager:
             self._allocator.retain(self._cache.insert(token_ids, pages))
 
     def flush(self) -> int:
-        """Forget every cached page; how many became free.
+        """Empty the prefix cache and return how many pages became free.
 
-        What sequences hold stays theirs, and nobody finds it until it is published again.
+        Sequences keep their pages, which match again only once they are published again.
         """
         free_before = self._allocator.num_free
         self._allocator.release(self._cache.clear())

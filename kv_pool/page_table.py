@@ -1,4 +1,4 @@
-"""Which pages hold one sequence's tokens. Integers only."""
+"""Maps one sequence's token positions to slots of the KV pool. Integers only."""
 
 from array import array
 from collections.abc import Iterable
@@ -10,15 +10,15 @@ _INT32 = "i"
 
 
 class PageTable:
-    """Where one sequence's tokens live: logical position -> physical slot.
+    """Maps logical positions to physical slots.
 
     position   0  1  2  3 | 4  5  6  7 | 8  9
     page           7      |     2      |   5          page_size = 4
     slot      28 29 30 31 | 8  9 10 11 | 20 21
 
-    How many of the positions are true is not said here: the sequence's own length says it.
-    Pages are kept as int32 in one piece of memory, as attention takes them: at every step all of
-    a batch's tables are copied, which for long contexts no loop over numbers could do in time.
+    The sequence's length, not this table, determines how many positions are computed.
+    Pages are one int32 array, the layout that attention reads: each step copies the tables of
+    the whole batch, and a Python loop would be too slow for long contexts.
     """
 
     __slots__ = ("page_size", "pages")
@@ -30,25 +30,25 @@ class PageTable:
 
     @property
     def num_slots(self) -> int:
-        """Tokens that fit into the pages."""
+        """Count the tokens that fit into the pages."""
         return len(self.pages) * self.page_size
 
     def missing_pages(self, length: int) -> int:
-        """Pages to add so that `length` tokens fit."""
+        """Count the pages to add before `length` tokens fit."""
         return max(0, self._num_pages(length) - len(self.pages))
 
     def extend(self, pages: Iterable[int]) -> None:
         self.pages.extend(pages)
 
     def trim(self, length: int) -> list[int]:
-        """Drop the pages that `length` tokens do not need, and return them for release."""
+        """Remove the pages that `length` tokens do not need; return them for release."""
         keep = self._num_pages(length)
         dropped = self.pages[keep:].tolist()
         del self.pages[keep:]
         return dropped
 
     def slots(self, start: int, stop: int) -> Int64[np.ndarray, "N"]:
-        """Physical slots of the positions start .. stop - 1."""
+        """Return the physical slots of the positions start .. stop - 1."""
         assert 0 <= start <= stop <= self.num_slots, (
             f"positions {start}..{stop} of a table with {self.num_slots} slots"
         )

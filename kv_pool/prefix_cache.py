@@ -1,4 +1,7 @@
-"""Which full pages hold which tokens. Integers only; who holds a page is not known here."""
+"""Maps token prefixes to cached full pages: a radix tree with LRU eviction. Integers only.
+
+Reference counts live in PageAllocator; PageManager reports which cached pages are idle.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """One cached page: these tokens, after those of all its ancestors."""
+    """Represents one cached page: its tokens follow those of all its ancestors."""
 
     page: int
     tokens: tuple[int, ...]
@@ -14,7 +17,7 @@ class _Entry:
     children: dict[tuple[int, ...], "_Entry"] = field(default_factory=dict)
 
     def subtree(self) -> Iterator["_Entry"]:
-        """This entry and all below it; without recursion, for chains can be thousands long."""
+        """Yield this entry and all below it. Iterative: chains can be thousands of pages long."""
         stack = [self]
         while stack:
             entry = stack.pop()
@@ -23,22 +26,21 @@ class _Entry:
 
 
 class PrefixCache:
-    """A tree of pages: a path from the root spells a prefix, page by page.
+    """Stores full pages in a tree: a path from the root is a token prefix, page by page.
 
     root -- (5 8 1 9) page 7 -- (2 2 4 0) page 3
                              \\- (2 6 4 4) page 8        page_size = 4
 
-    Children are found by their tokens: by hash first, then exactly, and under one parent only,
-    so a hit means that every token up to its end is the same. A page is *idle* while nobody
-    but the cache holds it: its owner says so with `rest` and `wake`. Idle pages can be evicted,
-    the one that came to rest first before the others, leaves before their parents.
+    Lookup compares the tokens themselves, not only their hash, so a hit is always exact.
+    A page is *idle* while only the cache holds it; see `mark_idle` and `mark_in_use`.
+    Eviction takes the page that has been idle longest, leaves before their parents.
     """
 
     def __init__(self, *, page_size: int) -> None:
         self._page_size = page_size
         self._root = _Entry(page=-1, tokens=(), parent=None)
         self._entries: dict[int, _Entry] = {}  # by page
-        self._idle: dict[int, None] = {}  # pages in the order in which they came to rest
+        self._idle: dict[int, None] = {}  # pages in the order in which they became idle
 
     def __contains__(self, page: int) -> bool:
         return page in self._entries
@@ -48,7 +50,7 @@ class PrefixCache:
         return len(self._idle)
 
     def match(self, token_ids: Sequence[int], *, max_pages: int) -> list[int]:
-        """The longest cached chain of at most max_pages full pages that token_ids begins with."""
+        """Find the longest cached prefix of token_ids: at most max_pages full pages."""
         pages: list[int] = []
         entry: _Entry | None = self._root
         for index in range(min(max_pages, len(token_ids) // self._page_size)):
@@ -60,9 +62,9 @@ class PrefixCache:
         return pages
 
     def insert(self, token_ids: Sequence[int], pages: Sequence[int]) -> list[int]:
-        """Add what is not yet there of a sequence's full pages; the pages that were added.
+        """Add a sequence's full pages and return those that were not yet cached.
 
-        Where the same tokens are cached already, on another page, that one stays.
+        If the same tokens are already cached on another page, that page stays.
         """
         parent, start = self._deepest_cached(token_ids, pages)
         added: list[int] = []
@@ -76,34 +78,34 @@ class PrefixCache:
             parent = parent.children[tokens]
         return added
 
-    def rest(self, page: int) -> None:
-        """Nobody but the cache holds the page any more."""
+    def mark_idle(self, page: int) -> None:
+        """Make the page evictable: no sequence holds it any more."""
         self._idle[page] = None
 
-    def wake(self, page: int) -> None:
-        """Somebody holds the page again."""
+    def mark_in_use(self, page: int) -> None:
+        """Protect the page from eviction: a sequence holds it."""
         self._idle.pop(page, None)
 
     def evict(self) -> list[int]:
-        """Forget one idle leaf; the pages forgotten, at least one of them idle.
+        """Remove one idle leaf with its subtree and return the removed pages.
 
-        An idle page can stand before one that is held, when its holder came to the same tokens
-        by a page of its own. Where nothing else is idle below, what is held is forgotten too:
-        it can no longer be reached.
+        An idle page can be the parent of a held one, if the holder computed the same prefix on
+        another page. If no descendant is idle, the held descendants leave the cache too: without
+        their parent no lookup reaches them.
         """
         victim = self._entries[next(iter(self._idle))]
         while (child := self._idle_child(victim)) is not None:
             victim = child
         assert victim.parent is not None
         del victim.parent.children[victim.tokens]
-        forgotten = [entry.page for entry in victim.subtree()]
-        for page in forgotten:
+        removed = [entry.page for entry in victim.subtree()]
+        for page in removed:
             del self._entries[page]
-            self.wake(page)
-        return forgotten
+            self.mark_in_use(page)
+        return removed
 
     def clear(self) -> list[int]:
-        """Forget everything; the pages forgotten."""
+        """Empty the cache and return the removed pages."""
         pages = list(self._entries)
         self._root.children.clear()
         self._entries.clear()
@@ -111,7 +113,10 @@ class PrefixCache:
         return pages
 
     def _deepest_cached(self, token_ids: Sequence[int], pages: Sequence[int]) -> tuple[_Entry, int]:
-        """Where to go on: a cached page's chain is known, so nothing before it is looked up."""
+        """Find the last of these pages that is cached, and the index after it.
+
+        All pages before a cached page are cached too, so none of them is looked up.
+        """
         for index in range(len(pages) - 1, -1, -1):
             entry = self._entries.get(pages[index])
             if entry is not None:

@@ -1,4 +1,4 @@
-"""The tensors behind the pages: keys and values of the target and of the draft."""
+"""Stores the keys and values of target and draft under one set of page ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one layer stores for one token."""
+    """Describes the keys and values that one layer stores for one token."""
 
     num_kv_heads: int
     key_dim: int
@@ -21,7 +21,7 @@ class KVShape:
 
 
 class KVPool:
-    """Keys and values of every page, under one set of page ids for both models.
+    """Allocates and writes the keys and values of every page, for both models.
 
                         page 0        page 1        page 2
     slot              0  1  2  3    4  5  6  7    8  9 10 11      page_size = 4
@@ -29,9 +29,9 @@ class KVPool:
     target layer n    .  .  .  .    k  k  k  k    .  .  .  .      shapes may differ by layer
     draft  all L      .  .  .  .    k  k  k  k    .  .  .  .      [L, S, H, D], layer-major
 
-    So one page table, one prefix cache and one preemption rule serve the target and the draft.
-    The pool does not know which slots are true; lengths do. It starts as zeros, so that a
-    kernel that loads a whole page and masks afterwards never meets a NaN of nobody.
+    One page table, one prefix cache and one preemption rule serve both models.
+    The sequences' lengths, not the pool, determine which slots hold computed values.
+    Storage starts as zeros: a kernel that loads a whole page and masks it later reads no NaN.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class KVPool:
         self.draft_values: Float[Tensor, "L S H Dv"] = draft_zeros(shape.value_dim)
 
     def target_keys(self, layer: int) -> Float[Tensor, "S H D"]:
-        """Every slot of one target layer's keys: the storage itself, not a copy."""
+        """Return one target layer's keys of all slots: the storage itself, not a copy."""
         return self._keys[layer]
 
     def target_values(self, layer: int) -> Float[Tensor, "S H Dv"]:
-        """Every slot of one target layer's values: the storage itself, not a copy."""
+        """Return one target layer's values of all slots: the storage itself, not a copy."""
         return self._values[layer]
 
     def write_target(
@@ -89,7 +89,7 @@ class KVPool:
         keys: Float[Tensor, "L N H D"],
         values: Float[Tensor, "L N H Dv"],
     ) -> None:
-        """Store N tokens in every draft layer at once: one store for keys, one for values."""
+        """Store N tokens in all draft layers: one indexed store for keys, one for values."""
         self.draft_keys[:, slots] = keys
         self.draft_values[:, slots] = values
 
@@ -104,14 +104,6 @@ class KVPool:
         self.draft_keys[layer, slots] = keys
         self.draft_values[layer, slots] = values
 
-    def copy_page(self, source: int, destination: int) -> None:
-        """Copy one page in every storage: what a fork does before it writes a shared page."""
-        here, there = self._slots_of(source), self._slots_of(destination)
-        for storage in (*self._keys, *self._values):
-            storage[there] = storage[here]
-        self.draft_keys[:, there] = self.draft_keys[:, here]
-        self.draft_values[:, there] = self.draft_values[:, here]
-
     @staticmethod
     def bytes_per_page(
         page_size: int,
@@ -121,15 +113,11 @@ class KVPool:
         draft_shape: KVShape | None = None,
         draft_dtype: torch.dtype | None = None,
     ) -> int:
-        """Bytes that one page takes, all storages together."""
+        """Count the bytes of one page, summed over all layers of both models."""
         target = sum(shape.bytes_per_token(target_dtype) for shape in target_shapes)
         shape = _draft_shape(num_draft_layers, draft_shape)
         draft = num_draft_layers * shape.bytes_per_token(draft_dtype or target_dtype)
         return page_size * (target + draft)
-
-    def _slots_of(self, page: int) -> slice:
-        assert 0 <= page < self.num_pages, f"page {page} of a pool of {self.num_pages}"
-        return slice(page * self.page_size, (page + 1) * self.page_size)
 
 
 def _draft_shape(num_draft_layers: int, shape: KVShape | None) -> KVShape:

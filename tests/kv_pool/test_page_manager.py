@@ -1,4 +1,4 @@
-"""Prefix sharing and eviction, as the scheduler sees them."""
+"""Prefix sharing and eviction through the scheduler's interface."""
 
 import pytest
 
@@ -10,14 +10,14 @@ def make_pool(num_pages: int = 6, *, page_size: int = 2, prefix_cache: bool = Tr
 
 
 def publish(pool: PageManager, tokens: str) -> list[int]:
-    """Pages of a sequence that wrote these tokens and published them; still held."""
+    """Publish a sequence of these tokens; return its pages, which it still holds."""
     pages = pool.allocate(len(tokens) // pool.page_size)
     pool.publish(ids(tokens), pages)
     return pages
 
 
 def leave(pool: PageManager, tokens: str) -> list[int]:
-    """The same, after the sequence has gone."""
+    """Publish a sequence of these tokens, then release it; return its pages."""
     pages = publish(pool, tokens)
     pool.release(pages)
     return pages
@@ -39,12 +39,12 @@ def test_published_pages_are_found_by_their_tokens() -> None:
     assert match(pool, "xxbbcc") == []
 
 
-def test_pages_are_found_while_their_first_holder_lives() -> None:
+def test_pages_are_found_while_their_first_sequence_runs() -> None:
     pool = make_pool()
     pages = publish(pool, "aabb")
     assert match(pool, "aabb") == pages
     pool.release(pages)
-    assert pool.num_used == 2  # the second holder's
+    assert pool.num_used == 2  # the second sequence's
     assert pool.num_cached == 0
 
 
@@ -116,10 +116,9 @@ def test_a_page_that_is_not_full_cannot_be_published() -> None:
 
 def test_without_a_prefix_cache_nothing_is_found_or_kept() -> None:
     pool = make_pool(prefix_cache=False)
-    pages = leave(pool, "aabb")
+    leave(pool, "aabb")
     assert match(pool, "aabb") == []
     assert (pool.num_used, pool.num_cached, pool.num_available) == (0, 0, 6)
-    assert not pool.is_shared(pages[0])
 
 
 def test_cached_pages_are_available() -> None:
@@ -130,18 +129,18 @@ def test_cached_pages_are_available() -> None:
     assert match(pool, "aabb") == []
 
 
-def test_the_longest_idle_prefix_is_given_up_first() -> None:
+def test_the_longest_idle_prefix_is_evicted_first() -> None:
     pool = make_pool(6)
     old = leave(pool, "aabb")
     new = leave(pool, "ccdd")
-    pool.release(match(pool, "aabb"))  # used again, and so younger than the other
+    pool.release(match(pool, "aabb"))  # used again: now more recent than the other
     pool.allocate(4)
     assert match(pool, "ccdd") == []
     assert match(pool, "aabb") == old
     assert new != old
 
 
-def test_the_end_of_a_prefix_is_given_up_before_its_beginning() -> None:
+def test_the_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
     pool = make_pool(4)
     pages = leave(pool, "aabbccdd")
     for left in (3, 2, 1, 0):
@@ -151,7 +150,7 @@ def test_the_end_of_a_prefix_is_given_up_before_its_beginning() -> None:
         pool.release(found)
 
 
-def test_a_prefix_released_beginning_first_is_still_given_up_end_first() -> None:
+def test_a_prefix_released_beginning_first_is_still_evicted_end_first() -> None:
     pool = make_pool(3)
     pages = publish(pool, "aabbcc")
     for page in pages:
@@ -160,19 +159,19 @@ def test_a_prefix_released_beginning_first_is_still_given_up_end_first() -> None
     assert match(pool, "aabbcc") == pages[:2]
 
 
-def test_no_page_that_someone_holds_is_given_up() -> None:
+def test_a_held_page_is_never_evicted() -> None:
     pool = make_pool(4)
     leave(pool, "aabbcc")
     held = match(pool, "aabb")
     assert pool.num_available == 2
     with pytest.raises(OutOfPages, match="3 pages needed, 2 of 4 are available"):
         pool.allocate(3)
-    assert pool.num_cached == 1  # nothing was given up in vain
+    assert pool.num_cached == 1  # nothing was evicted
     assert not set(held) & set(pool.allocate(2))
     assert match(pool, "aabbcc") == held
 
 
-def test_an_idle_page_before_a_held_one_can_be_given_up() -> None:
+def test_an_idle_page_before_a_held_one_can_be_evicted() -> None:
     pool = make_pool(4)
     first = publish(pool, "aa")
     second = publish(pool, "aabb")  # its own page for "aa", its "bb" after the first's "aa"
@@ -189,7 +188,7 @@ def test_an_idle_page_before_a_held_one_can_be_given_up() -> None:
     assert (pool.num_used, pool.num_available) == (0, 4)
 
 
-def test_a_thousand_pages_deep_prefix_can_be_given_up() -> None:
+def test_a_prefix_of_thousands_of_pages_can_be_evicted() -> None:
     pool = PageManager(num_pages=5001, page_size=1, prefix_cache=True)
     tokens = list(range(5000))
     first = pool.allocate(1)
@@ -201,7 +200,7 @@ def test_a_thousand_pages_deep_prefix_can_be_given_up() -> None:
     assert pool.match_prefix(tokens, max_tokens=5000) == []
 
 
-def test_a_flush_frees_what_nobody_holds_and_hides_the_rest() -> None:
+def test_a_flush_frees_idle_pages_and_unpublishes_held_ones() -> None:
     pool = make_pool(6)
     leave(pool, "aabb")
     held = publish(pool, "ccdd")
@@ -213,19 +212,7 @@ def test_a_flush_frees_what_nobody_holds_and_hides_the_rest() -> None:
     assert pool.flush() == 0
 
 
-def test_a_page_is_shared_once_it_is_published_or_held_twice() -> None:
-    pool = make_pool()
-    (page,) = pool.allocate(1)
-    assert not pool.is_shared(page)
-    pool.retain([page])
-    assert pool.is_shared(page)
-    pool.release([page])
-    assert not pool.is_shared(page)
-    pool.publish(ids("aa"), [page])
-    assert pool.is_shared(page)
-
-
-def test_a_cached_page_cannot_be_released_by_nobody() -> None:
+def test_an_idle_page_cannot_be_released() -> None:
     pool = make_pool()
     pages = leave(pool, "aa")
     with pytest.raises(AssertionError, match="released more often than held"):

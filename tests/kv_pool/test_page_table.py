@@ -1,4 +1,4 @@
-"""Logical positions and physical slots."""
+"""Page tables map logical positions to physical slots."""
 
 import numpy as np
 import pytest

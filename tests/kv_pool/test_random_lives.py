@@ -1,8 +1,7 @@
-"""Sequences live random lives; what they read is what they wrote, and no page is lost.
+"""Random operations on sequences: each reads what it wrote, and no page is leaked.
 
-The keys and values of a token stand for all tokens up to it: a number given to each prefix when
-it is first seen. So a page that was shared wrongly, written by another, or handed out twice
-shows as a wrong number.
+The key and value of a token encode all tokens up to it: a number assigned to each prefix when it
+first appears. A page that is shared, written or allocated wrongly shows as a wrong number.
 """
 
 from dataclasses import dataclass, field
@@ -27,9 +26,9 @@ from kv_pool import KVPool, KVShape, OutOfPages, PageManager, PageTable
 
 NUM_PAGES = 14
 MAX_SEQUENCES = 4
-NUM_SCRATCH = 3  # slots reserved after the last token, and spoiled at every write
+NUM_SCRATCH = 3  # slots reserved after the last token, overwritten with NaN at every write
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=5)
-PROMPTS = st.builds(  # few beginnings, so that prefixes meet
+PROMPTS = st.builds(  # few distinct beginnings: prefixes are often shared
     lambda story, length: story[:length],
     st.sampled_from([[0] * 14, [0, 0, 1, 1] * 3 + [0, 0], [1] * 14]),
     st.integers(3, 14),
@@ -40,6 +39,7 @@ PROMPTS = st.builds(  # few beginnings, so that prefixes meet
 class Sequence:
     table: PageTable
     token_ids: list[int] = field(default_factory=list)  # all of them are in the pool
+    num_published: int = 0  # leading full pages that other sequences may read
 
 
 class RandomLives(RuleBasedStateMachine):
@@ -68,11 +68,11 @@ class RandomLives(RuleBasedStateMachine):
     @precondition(lambda self: len(self.alive) < MAX_SEQUENCES)
     @rule(target=sequences, prompt_ids=PROMPTS)
     def start(self, prompt_ids: list[int]) -> object:
-        """A prompt; what is cached of it is not written again."""
+        """Start a sequence; the cached part of its prompt is not written again."""
         found = self.pages.match_prefix(prompt_ids, max_tokens=len(prompt_ids) - 1)
         num_cached = len(found) * self.pages.page_size
         assert num_cached < len(prompt_ids)
-        seq = Sequence(PageTable(self.pages.page_size, found), prompt_ids[:num_cached])
+        seq = Sequence(PageTable(self.pages.page_size, found), prompt_ids[:num_cached], len(found))
         self.assert_reads_what_was_written(seq)
         self.alive.append(seq)
         if self.write(seq, prompt_ids[num_cached:]):
@@ -86,28 +86,12 @@ class RandomLives(RuleBasedStateMachine):
 
     @rule(seq=sequences, num_tokens=st.integers(1, 6), token_ids=TOKENS)
     def rewind(self, seq: Sequence, num_tokens: int, token_ids: list[int]) -> None:
-        """Take back the last tokens, and go on with others."""
-        length = max(0, len(seq.token_ids) - num_tokens)
+        """Replace the last tokens that are not yet published."""
+        fixed = seq.num_published * self.pages.page_size
+        length = max(fixed, len(seq.token_ids) - num_tokens)
         del seq.token_ids[length:]
         self.pages.release(seq.table.trim(length))
         self.write(seq, token_ids)
-
-    @precondition(lambda self: len(self.alive) < MAX_SEQUENCES)
-    @rule(target=sequences, seq=sequences)
-    def fork(self, seq: Sequence) -> object:
-        """Share the full pages, copy the partial one."""
-        num_full = len(seq.token_ids) // self.pages.page_size
-        num_partial = bool(len(seq.token_ids) % self.pages.page_size)
-        copies = self.allocate(num_partial)
-        if copies is None:
-            return multiple()
-        shared = seq.table.pages[:num_full].tolist()
-        self.pages.retain(shared)
-        for copy in copies:
-            self.kv.copy_page(seq.table.pages[num_full], copy)
-        child = Sequence(PageTable(self.pages.page_size, shared + copies), list(seq.token_ids))
-        self.alive.append(child)
-        return child
 
     @rule(seq=sequences)
     def publish_pages(self, seq: Sequence) -> None:
@@ -142,10 +126,8 @@ class RandomLives(RuleBasedStateMachine):
         assert sorted(self.pages.allocate(NUM_PAGES)) == list(range(NUM_PAGES))
 
     def write(self, seq: Sequence, token_ids: list[int]) -> bool:
-        """Append tokens, and spoil the reserved slots after them as rejected drafts do."""
+        """Append tokens; overwrite the reserved slots after them, as rejected drafts do."""
         start, stop = len(seq.token_ids), len(seq.token_ids) + len(token_ids)
-        if not self.own_the_last_page(seq):
-            return False
         added = self.allocate(seq.table.missing_pages(stop + NUM_SCRATCH))
         if added is None:
             return False
@@ -156,22 +138,8 @@ class RandomLives(RuleBasedStateMachine):
         self.store(scratch, torch.full((NUM_SCRATCH,), float("nan")))
         return True
 
-    def own_the_last_page(self, seq: Sequence) -> bool:
-        """Copy the page that the next token goes to, if others may read it."""
-        index, offset = divmod(len(seq.token_ids), self.pages.page_size)
-        if offset == 0 or not self.pages.is_shared(seq.table.pages[index]):
-            return True
-        copies = self.allocate(1)
-        if copies is None:
-            return False
-        (shared,) = seq.table.pages[index : index + 1]
-        self.kv.copy_page(shared, copies[0])
-        seq.table.pages[index] = copies[0]
-        self.pages.release([shared])
-        return True
-
     def allocate(self, count: int) -> list[int] | None:
-        """Pages that nobody holds; None exactly when too few are available, and then no change."""
+        """Allocate pages; None, without any change, exactly when too few are available."""
         before = self.pages.num_available, self.pages.num_used, self.pages.num_cached
         try:
             pages = self.pages.allocate(count)
@@ -190,6 +158,7 @@ class RandomLives(RuleBasedStateMachine):
     def publish(self, seq: Sequence) -> None:
         num_full = len(seq.token_ids) // self.pages.page_size
         self.pages.publish(seq.token_ids, seq.table.pages[:num_full])
+        seq.num_published = num_full
 
     def end(self, seq: Sequence) -> None:
         self.alive.remove(seq)
@@ -202,7 +171,7 @@ class RandomLives(RuleBasedStateMachine):
         return torch.tensor(numbers, dtype=torch.float32)
 
     def store(self, slots: np.ndarray, numbers: Tensor) -> None:
-        """Different numbers in every storage, so that none can stand for another."""
+        """Write different numbers to every storage, so that a mix-up shows."""
         where, kv = torch.from_numpy(slots), numbers.view(-1, 1, 1)
         self.kv.write_target(0, where, kv, kv + 1000)
         self.kv.write_draft(where, torch.stack([kv + 2000, kv + 3000]), torch.stack([kv, -kv]))
