@@ -9,9 +9,9 @@ import pytest
 from dspark.training.run.own_prompt_texts import user_turn_of
 from server.settings.schema import SettingsError
 from server.text.tokenizer import ChatTemplateError, TextCodec
-from tests.dspark.cli.test_train import train, write_config
 from tests.support.server.logs import log_given_back
 from tests.support.server.tiny_pair import TinyPair, character_tokenizer
+from tests.support.training.command import train, write_config
 
 MARKED = "{% for m in messages %}<bos>{{ m.role }} {{ m.content }} <eos>{% endfor %}"
 

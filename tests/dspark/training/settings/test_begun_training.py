@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dspark.training.settings.loading import FIELDS
-from tests.dspark.cli.test_train import train, write_config
 from tests.support.server.logs import log_given_back
 from tests.support.server.tiny_pair import TinyPair
+from tests.support.training.command import train, write_config
 
 
 @pytest.fixture(autouse=True)
