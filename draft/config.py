@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+import torch
+
 from draft.errors import DraftLoadError
 from kv_pool import KVShape
 
@@ -79,12 +81,15 @@ class DSparkConfig:
         """Width A of the concatenated taps."""
         return len(self.tap_layers) * self.hidden_size
 
-    @property
-    def kv_shape(self) -> KVShape:
-        """What one layer stores for one token."""
-        return KVShape(
-            num_kv_heads=self.num_kv_heads, key_dim=self.head_dim, value_dim=self.head_dim
+    def kv_shapes(self, dtype: torch.dtype) -> tuple[KVShape, ...]:
+        """Describe what each layer stores for one token."""
+        shape = KVShape(
+            num_kv_heads=self.num_kv_heads,
+            key_dim=self.head_dim,
+            value_dim=self.head_dim,
+            dtype=dtype,
         )
+        return (shape,) * self.num_layers
 
 
 def check_taps(field: str, taps: tuple[int, ...], *, num_layers: int) -> None:

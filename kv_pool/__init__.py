@@ -15,13 +15,14 @@ from kv_pool.attention import (
 )
 from kv_pool.page_manager import PageManager
 from kv_pool.page_table import PageTable
-from kv_pool.storage import KVPool, KVShape
+from kv_pool.storage import KVLayout, KVPool, KVShape
 
 __all__ = [
     "AttentionBackend",
     "AttentionPlan",
     "FixedBackend",
     "FixedPlan",
+    "KVLayout",
     "KVPool",
     "KVShape",
     "NoFixedPlan",

@@ -1,6 +1,5 @@
 """Stores the keys and values of target and draft under one set of page ids."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +14,32 @@ class KVShape:
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    dtype: torch.dtype
 
-    def bytes_per_token(self, dtype: torch.dtype) -> int:
-        return self.num_kv_heads * (self.key_dim + self.value_dim) * dtype.itemsize
+    @property
+    def bytes_per_token(self) -> int:
+        return self.num_kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Describes the keys and values that one page stores, and on which device.
+
+    Pools are made from a layout, and their size is computed from it.
+    """
+
+    page_size: int  # tokens
+    device: torch.device
+    target: tuple[KVShape, ...] = ()  # one for each layer; they may differ
+    draft: tuple[KVShape, ...] = ()  # one for each layer; all alike, for one tensor holds them
+
+    def __post_init__(self) -> None:
+        assert len(set(self.draft)) <= 1, f"draft layers of different shapes: {self.draft}"
+
+    @property
+    def bytes_per_page(self) -> int:
+        """Count the bytes of one page, summed over all layers of both models."""
+        return self.page_size * sum(s.bytes_per_token for s in (*self.target, *self.draft))
 
 
 class KVPool:
@@ -34,35 +56,23 @@ class KVPool:
     Storage starts as zeros: a kernel that loads a whole page and masks it later reads no NaN.
     """
 
-    def __init__(
-        self,
-        *,
-        num_pages: int,
-        page_size: int,
-        target_shapes: Sequence[KVShape],
-        target_dtype: torch.dtype,
-        num_draft_layers: int = 0,
-        draft_shape: KVShape | None = None,
-        draft_dtype: torch.dtype | None = None,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, layout: KVLayout, *, num_pages: int) -> None:
+        self.page_size = layout.page_size
         self.num_pages = num_pages
-        self.page_size = page_size
-        self.num_slots = num_pages * page_size
-        self.num_draft_layers = num_draft_layers
-        shape = _draft_shape(num_draft_layers, draft_shape)
+        self.num_slots = num_pages * layout.page_size
+        self.num_draft_layers = len(layout.draft)
 
-        def zeros(heads: int, dim: int) -> Tensor:
-            return torch.zeros(self.num_slots, heads, dim, dtype=target_dtype, device=device)
+        def zeros(shape: KVShape, dim: int, *layers: int) -> Tensor:
+            size = (*layers, self.num_slots, shape.num_kv_heads, dim)
+            return torch.zeros(size, dtype=shape.dtype, device=layout.device)
 
-        def draft_zeros(dim: int) -> Tensor:
-            size = (num_draft_layers, self.num_slots, shape.num_kv_heads, dim)
-            return torch.zeros(size, dtype=draft_dtype or target_dtype, device=device)
-
-        self._keys = [zeros(s.num_kv_heads, s.key_dim) for s in target_shapes]
-        self._values = [zeros(s.num_kv_heads, s.value_dim) for s in target_shapes]
-        self.draft_keys: Float[Tensor, "L S H D"] = draft_zeros(shape.key_dim)
-        self.draft_values: Float[Tensor, "L S H Dv"] = draft_zeros(shape.value_dim)
+        self._keys = [zeros(s, s.key_dim) for s in layout.target]
+        self._values = [zeros(s, s.value_dim) for s in layout.target]
+        draft = layout.draft[0] if layout.draft else KVShape(0, 0, 0, torch.float32)
+        self.draft_keys: Float[Tensor, "L S H D"] = zeros(draft, draft.key_dim, len(layout.draft))
+        self.draft_values: Float[Tensor, "L S H Dv"] = zeros(
+            draft, draft.value_dim, len(layout.draft)
+        )
 
     def target_keys(self, layer: int) -> Float[Tensor, "S H D"]:
         """Return one target layer's keys of all slots: the storage itself, not a copy."""
@@ -103,25 +113,3 @@ class KVPool:
         """Store N tokens in one draft layer."""
         self.draft_keys[layer, slots] = keys
         self.draft_values[layer, slots] = values
-
-    @staticmethod
-    def bytes_per_page(
-        page_size: int,
-        target_shapes: Sequence[KVShape],
-        target_dtype: torch.dtype,
-        num_draft_layers: int = 0,
-        draft_shape: KVShape | None = None,
-        draft_dtype: torch.dtype | None = None,
-    ) -> int:
-        """Count the bytes of one page, summed over all layers of both models."""
-        target = sum(shape.bytes_per_token(target_dtype) for shape in target_shapes)
-        shape = _draft_shape(num_draft_layers, draft_shape)
-        draft = num_draft_layers * shape.bytes_per_token(draft_dtype or target_dtype)
-        return page_size * (target + draft)
-
-
-def _draft_shape(num_draft_layers: int, shape: KVShape | None) -> KVShape:
-    if shape is None:
-        assert num_draft_layers == 0, f"{num_draft_layers} draft layers without a shape"
-        return KVShape(num_kv_heads=0, key_dim=0, value_dim=0)
-    return shape

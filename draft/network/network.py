@@ -14,6 +14,7 @@ from draft.network.heads import ConfidenceHead, MarkovHead, build_markov_head
 from draft.network.norm import RMSNorm
 from draft.network.rotary import RotaryTable, Rotation
 from draft.vocabulary import DraftVocabulary
+from kv_pool import KVShape
 
 
 class DSparkNetwork(nn.Module):
@@ -67,6 +68,11 @@ class DSparkNetwork(nn.Module):
     def dtype(self) -> torch.dtype:
         """Of activations; matrices and the embedding may have another."""
         return self.norm.weight.dtype
+
+    @property
+    def kv_shapes(self) -> tuple[KVShape, ...]:
+        """Describe what each layer stores for one token."""
+        return self.config.kv_shapes(self.dtype)
 
     @property
     def attentions(self) -> Sequence[BlockAttention]:

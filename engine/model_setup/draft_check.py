@@ -20,7 +20,7 @@ from engine.cpu_kernels.compiling import CpuKernelsUnavailable
 from engine.errors import LoadError
 from engine.loading.as_loaded import as_loaded
 from engine.model_setup.device_backend import DeviceBackend
-from kv_pool import KVPool, ReferenceAttention
+from kv_pool import KVLayout, KVPool, ReferenceAttention
 
 logger = logging.getLogger(__name__)
 
@@ -150,15 +150,8 @@ def _noise(network: DSparkNetwork) -> tuple[KVPool, list[list[int]], list[int]]:
     lengths = [min(length, longest) for length in CONTEXTS]
     num_pages = -(-(max(lengths) + num_slots) // _PAGE_SIZE)
     device = network.norm.weight.device
-    pool = KVPool(
-        num_pages=len(lengths) * num_pages,
-        page_size=_PAGE_SIZE,
-        target_shapes=[],
-        target_dtype=network.dtype,
-        num_draft_layers=network.config.num_layers,
-        draft_shape=network.config.kv_shape,
-        device=device,
-    )
+    layout = KVLayout(page_size=_PAGE_SIZE, device=device, draft=network.kv_shapes)
+    pool = KVPool(layout, num_pages=len(lengths) * num_pages)
     generator = torch.Generator(device).manual_seed(0)
     pool.draft_keys.normal_(generator=generator)
     pool.draft_values.normal_(generator=generator)

@@ -49,12 +49,12 @@ def make_model_passes(
         config,
         target=models.target,
         draft=models.draft,
-        probe=models.probe,
+        layout=models.layout,
         attention=attention,
         records_graphs=device_backend.recorder is not None,
-        device=device,
     )
-    pool = _make_pool(memory, models, device)
+    # One page more than is ever handed out, where graphs need it for padding.
+    pool = KVPool(models.layout, num_pages=memory.num_pages + (device_backend.recorder is not None))
     draft_path = choose_draft_path(models.draft, pool, native=models.native, reason=models.reason)
     proposer = make_proposer(
         config,
@@ -77,21 +77,6 @@ def make_model_passes(
     )
     graphs = _record_graphs(config, models, runner, proposer, pool, max_len, device)
     return ModelPasses(memory, pool, graphs, draft_path, max_len)
-
-
-def _make_pool(memory: MemoryPlan, models: PreparedModels, device: torch.device) -> KVPool:
-    """The storages, with one page more than is ever handed out where graphs need it for padding."""
-    draft, shapes = models.draft, models.probe.shapes
-    return KVPool(
-        num_pages=memory.num_pages + (models.device_backend.recorder is not None),
-        page_size=memory.page_size,
-        target_shapes=[shapes[layer] for layer in sorted(shapes)],
-        target_dtype=models.target.dtype,
-        num_draft_layers=draft.config.num_layers if draft is not None else 0,
-        draft_shape=draft.config.kv_shape if draft is not None else None,
-        draft_dtype=draft.network.dtype if draft is not None else None,
-        device=device,
-    )
 
 
 def _record_graphs(

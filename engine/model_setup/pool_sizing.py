@@ -20,10 +20,9 @@ from engine.model_setup.memory_plan import (
 )
 from engine.model_setup.peak_step import PeakStep
 from engine.model_setup.target_backend import make_target
-from engine.model_setup.target_check import ShapeProbe
 from engine.platform.auto_settings import resolve_num_draft_tokens
 from engine.platform.host import available_memory_bytes
-from kv_pool import AttentionBackend, FixedBackend, KVPool, KVShape
+from kv_pool import AttentionBackend, FixedBackend, KVLayout, KVPool
 
 _SHORT_REQUEST = 32  # tokens; a pool that cannot hold this and a block is refused
 
@@ -33,30 +32,19 @@ def plan_pool(
     *,
     target: LoadedTarget,
     draft: LoadedDraft | None,
-    probe: ShapeProbe,
+    layout: KVLayout,
     attention: AttentionBackend,
     records_graphs: bool,
-    device: torch.device,
 ) -> MemoryPlan:
     """Decide the number of pages. Raises LoadError when too few would fit."""
-    shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
-    bytes_per_page = KVPool.bytes_per_page(
-        config.page_size,
-        shapes,
-        target.dtype,
-        draft.config.num_layers if draft is not None else 0,
-        draft.config.kv_shape if draft is not None else None,
-        draft.network.dtype if draft is not None else None,
-    )
+    device, bytes_per_page = layout.device, layout.bytes_per_page
     target_bytes = parameter_bytes(target.model)
     draft_bytes = parameter_bytes(draft.network, besides=target.model) if draft is not None else 0
 
     def measured(chunk_tokens: int) -> int:
         if device.type != "cuda":
             return 0
-        return _measure_step(
-            config, target, draft, shapes, attention, device, chunk_tokens=chunk_tokens
-        )
+        return _measure_step(config, target, draft, layout, attention, chunk_tokens=chunk_tokens)
 
     step_bytes = measured(config.prefill_chunk_tokens)
     graph_bytes = 0
@@ -79,7 +67,7 @@ def plan_pool(
         _require_available(num_pages * bytes_per_page, budget)
     return MemoryPlan(
         num_pages=num_pages,
-        page_size=config.page_size,
+        page_size=layout.page_size,
         bytes_per_page=bytes_per_page,
         target_bytes=target_bytes,
         draft_bytes=draft_bytes,
@@ -178,9 +166,8 @@ def _measure_step(
     config: EngineConfig,
     target: LoadedTarget,
     draft: LoadedDraft | None,
-    shapes: list[KVShape],
+    layout: KVLayout,
     attention: AttentionBackend,
-    device: torch.device,
     *,
     chunk_tokens: int,
 ) -> int:
@@ -189,6 +176,7 @@ def _measure_step(
     The step runs over one small pool whose pages every sequence shares: what is computed is
     nonsense, what it needs is not. Raises LoadError where it does not fit beside the weights.
     """
+    device = layout.device
     block_size = draft.config.block_size if draft is not None else 0
     chunk_tokens = min(chunk_tokens, target.max_len)  # no position lies beyond
     step = PeakStep(
@@ -196,18 +184,9 @@ def _measure_step(
         num_draft_tokens=resolve_num_draft_tokens(config, block_size),
         num_slots=draft.config.num_slots if draft is not None else 0,
         chunk_tokens=chunk_tokens,
-        page_size=config.page_size,
+        page_size=layout.page_size,
     )
-    pool = KVPool(
-        num_pages=step.num_pages,
-        page_size=config.page_size,
-        target_shapes=shapes,
-        target_dtype=target.dtype,
-        num_draft_layers=draft.config.num_layers if draft is not None else 0,
-        draft_shape=draft.config.kv_shape if draft is not None else None,
-        draft_dtype=draft.network.dtype if draft is not None else None,
-        device=device,
-    )
+    pool = KVPool(layout, num_pages=step.num_pages)
     tap_layers = draft.config.tap_layers if draft is not None else ()
     runner = make_target(target, pool, tap_layers=tap_layers, native=None, attention=attention)
     proposer = make_proposer(

@@ -20,8 +20,9 @@ from engine.model_setup.device_backend import DeviceBackend, choose_device_backe
 from engine.model_setup.draft_check import check_device_backend
 from engine.model_setup.memory_plan import size_text
 from engine.model_setup.target_backend import TargetPath, choose_path
-from engine.model_setup.target_check import ShapeProbe, probe_shapes, run_alone
+from engine.model_setup.target_check import probe_shapes, run_alone
 from engine.runner import hf_attention as attention_hook
+from kv_pool import KVLayout
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class PreparedModels:
     target: LoadedTarget
     draft: LoadedDraft | None
     tap_layers: tuple[int, ...]  # of the target's passes
-    probe: ShapeProbe
+    layout: KVLayout  # of the pool
     native: Native | None  # kernels for the linear layers and the draft
     reason: str | None  # why native is None
     path: TargetPath
@@ -66,7 +67,7 @@ def prepare_models(
     """
     target = quantise(config, target, device)
     target.model.set_attn_implementation(attention_hook.IMPLEMENTATION)  # type: ignore[operator]
-    probe = probe_shapes(target.model, num_layers=target.num_layers, device=device)
+    probe = probe_shapes(target, device)
     if draft is not None:
         assert tap_layers is None, "a draft reads its own taps"
         tap_layers = draft.config.tap_layers
@@ -90,7 +91,13 @@ def prepare_models(
         device_backend=device_backend,
         device=device,
     )
-    return PreparedModels(target, draft, tap_layers, probe, native, reason, path)
+    layout = KVLayout(
+        page_size=config.page_size,
+        device=device,
+        target=probe.layers,
+        draft=draft.network.kv_shapes if draft is not None else (),
+    )
+    return PreparedModels(target, draft, tap_layers, layout, native, reason, path)
 
 
 def _prepare_cpu_kernels(

@@ -71,7 +71,6 @@ def choose_path(
                 attention=chosen.make_attention(pool.page_size),
             ),
             probe=probe,
-            dtype=target.dtype,
             device=device,
         )
 

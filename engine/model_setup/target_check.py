@@ -8,11 +8,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from engine.errors import LoadError
-from engine.loading.target import dense_reference
+from engine.loading.target import LoadedTarget, dense_reference
 from engine.runner.batch import batch_of_rows
 from engine.runner.hf_attention import UnsupportedAttention
 from engine.runner.target_model import TargetModel, run_model
-from kv_pool import KVPool, KVShape
+from kv_pool import KVLayout, KVPool, KVShape
 
 _NUM_TOKENS = 24
 _CHUNK = 7  # tokens of one sequence in one pass
@@ -27,8 +27,14 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 class ShapeProbe:
     """Stands where the pool will stand, and notes what each layer would store."""
 
+    dtype: torch.dtype  # that the pool will have
     shapes: dict[int, KVShape] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> tuple[KVShape, ...]:
+        """The shapes in the order of the layers."""
+        return tuple(self.shapes[layer] for layer in sorted(self.shapes))
 
     def attend(
         self,
@@ -42,24 +48,24 @@ class ShapeProbe:
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Float[Tensor, "T H Dv"]:
-        self.shapes[layer] = KVShape(keys.shape[1], keys.shape[2], values.shape[2])
+        self.shapes[layer] = KVShape(keys.shape[1], keys.shape[2], values.shape[2], self.dtype)
         self.windows[layer] = window
         return query.new_zeros(*query.shape[:2], values.shape[2])
 
 
 @torch.inference_mode()
-def probe_shapes(model: nn.Module, *, num_layers: int, device: torch.device) -> ShapeProbe:
-    """Run one token through the model to learn each layer's key and value shapes.
+def probe_shapes(target: LoadedTarget, device: torch.device) -> ShapeProbe:
+    """Run one token through the target to learn each layer's key and value shapes.
 
     Raises LoadError when a layer does not go through the attention interface.
     """
-    probe = ShapeProbe()
+    probe = ShapeProbe(target.dtype)
     one = torch.zeros(1, dtype=torch.long, device=device)
     try:
-        run_model(model, one, one, one, probe)
+        run_model(target.model, one, one, one, probe)
     except (UnsupportedAttention, TypeError) as error:
         raise LoadError(f"this target cannot be served: {error}") from error
-    missing = sorted(set(range(num_layers)) - set(probe.shapes))
+    missing = sorted(set(range(target.num_layers)) - set(probe.shapes))
     if missing:
         raise LoadError(
             f"this target cannot be served: layers {missing} keep no keys and values through "
@@ -104,7 +110,6 @@ def check_target(
     *,
     make_target: Callable[[KVPool], TargetModel],
     probe: ShapeProbe,
-    dtype: torch.dtype,
     device: torch.device,
 ) -> TargetCheck:
     """Compare packed, chunked, paged logits and taps with the model's own dense ones.
@@ -112,13 +117,13 @@ def check_target(
     make_target builds the target over a small pool of this check. Raises LoadError on a
     difference beyond rounding.
     """
-    logits, taps = _run_paged(reference.ids, make_target, probe, dtype, device)
+    logits, taps = _run_paged(reference.ids, make_target, probe, device)
     found = TargetCheck(
         len(reference.ids),
         _relative_difference(logits, reference.logits),
         _relative_difference(taps, reference.taps),
     )
-    limit = _TOLERANCE[dtype]
+    limit = _TOLERANCE[probe.dtype]
     worst = max(found.logits_difference, found.taps_difference)
     if not worst <= limit:  # NaN fails too
         raise LoadError(
@@ -138,7 +143,6 @@ def _run_paged(
     ids: Int[Tensor, " T"],
     make_target: Callable[[KVPool], TargetModel],
     probe: ShapeProbe,
-    dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Float[Tensor, "2 T V"], Float[Tensor, "2 T A"]]:
     """The same tokens as two sequences in one pool, both in chunks, one a chunk behind the other.
@@ -147,13 +151,8 @@ def _run_paged(
     of the one lying between those of the other. Both must say what the dense model says.
     """
     num_pages = -(-len(ids) // CHECK_PAGE_SIZE)
-    pool = KVPool(
-        num_pages=2 * num_pages,
-        page_size=CHECK_PAGE_SIZE,
-        target_shapes=[probe.shapes[layer] for layer in sorted(probe.shapes)],
-        target_dtype=dtype,
-        device=device,
-    )
+    layout = KVLayout(page_size=CHECK_PAGE_SIZE, device=device, target=probe.layers)
+    pool = KVPool(layout, num_pages=2 * num_pages)
     target = make_target(pool)
     tables = [list(range(0, 2 * num_pages, 2)), list(range(1, 2 * num_pages, 2))]
 

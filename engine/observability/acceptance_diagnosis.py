@@ -17,7 +17,7 @@ from draft.config import check_taps
 from engine.loading.draft import LoadedDraft
 from engine.loading.target import LoadedTarget, dense_hidden_states
 from engine.observability.step_observer import RecordedText
-from kv_pool import KVPool, ReferenceAttention
+from kv_pool import KVLayout, KVPool, ReferenceAttention
 
 _MAX_TOKENS = 160  # of one text, its end
 _MAX_ANCHORS = 32  # in all texts
@@ -153,14 +153,8 @@ def _proposer(draft: LoadedDraft, config: DSparkConfig, device: torch.device) ->
     network = copy.copy(draft.network)
     network.config = config
     pool = KVPool(
+        KVLayout(page_size=1, device=device, draft=network.kv_shapes),
         num_pages=_MAX_TOKENS + _MAX_ANCHORS * config.num_slots,
-        page_size=1,
-        target_shapes=[],
-        target_dtype=network.dtype,
-        num_draft_layers=config.num_layers,
-        draft_shape=config.kv_shape,
-        draft_dtype=network.dtype,
-        device=device,
     )
     # Layer by layer: the stacked form would take the weights away from the engine's own writer.
     return DSparkProposer(

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 from torch import Tensor
 
-from kv_pool import KVPool, KVShape, OutOfPages, PageManager, PageTable
+from kv_pool import KVLayout, KVPool, KVShape, OutOfPages, PageManager, PageTable
 
 NUM_PAGES = 14
 MAX_SEQUENCES = 4
@@ -55,14 +55,10 @@ class RandomLives(RuleBasedStateMachine):
         self.pages = PageManager(
             num_pages=NUM_PAGES, page_size=page_size, prefix_cache=prefix_cache
         )
+        shape = KVShape(1, 1, 1, torch.float32)
         self.kv = KVPool(
+            KVLayout(page_size, torch.device("cpu"), target=(shape,), draft=(shape, shape)),
             num_pages=NUM_PAGES,
-            page_size=page_size,
-            target_shapes=[KVShape(1, 1, 1)],
-            target_dtype=torch.float32,
-            num_draft_layers=2,
-            draft_shape=KVShape(1, 1, 1),
-            device=torch.device("cpu"),
         )
 
     @precondition(lambda self: len(self.alive) < MAX_SEQUENCES)

@@ -1,27 +1,21 @@
 """KV storage of both models: writes, shapes and size."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from jaxtyping import TypeCheckError
 from torch import Tensor
 
-from kv_pool import KVPool, KVShape
+from kv_pool import KVLayout, KVPool, KVShape
 
-TARGET = [KVShape(2, 8, 4), KVShape(1, 6, 6)]
-DRAFT = KVShape(3, 4, 5)
+TARGET = (KVShape(2, 8, 4, torch.float32), KVShape(1, 6, 6, torch.float32))
+DRAFT = KVShape(3, 4, 5, torch.bfloat16)
+LAYOUT = KVLayout(4, torch.device("cpu"), target=TARGET, draft=(DRAFT, DRAFT))
 
 
 def make_pool() -> KVPool:
-    return KVPool(
-        num_pages=3,
-        page_size=4,
-        target_shapes=TARGET,
-        target_dtype=torch.float32,
-        num_draft_layers=2,
-        draft_shape=DRAFT,
-        draft_dtype=torch.bfloat16,
-        device=torch.device("cpu"),
-    )
+    return KVPool(LAYOUT, num_pages=3)
 
 
 def draft_kv(num_tokens: int) -> tuple[Tensor, Tensor]:
@@ -68,13 +62,7 @@ def test_a_draft_layer_is_a_view_that_attention_can_read() -> None:
 
 
 def test_a_pool_without_a_draft_has_no_draft_storage() -> None:
-    pool = KVPool(
-        num_pages=2,
-        page_size=4,
-        target_shapes=TARGET,
-        target_dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
+    pool = KVPool(replace(LAYOUT, draft=()), num_pages=2)
     assert pool.num_draft_layers == 0
     assert pool.draft_keys.numel() == pool.draft_values.numel() == 0
 
@@ -83,9 +71,8 @@ def test_bytes_per_page_is_what_the_tensors_take() -> None:
     pool = make_pool()
     storages = [s for layer in (0, 1) for s in (pool.target_keys(layer), pool.target_values(layer))]
     storages += [pool.draft_keys, pool.draft_values]
-    per_page = KVPool.bytes_per_page(4, TARGET, torch.float32, 2, DRAFT, torch.bfloat16)
-    assert sum(s.nbytes for s in storages) == pool.num_pages * per_page
-    assert KVPool.bytes_per_page(4, TARGET, torch.float32) == 4 * (2 * 12 + 12) * 4
+    assert sum(s.nbytes for s in storages) == pool.num_pages * LAYOUT.bytes_per_page
+    assert replace(LAYOUT, draft=()).bytes_per_page == 4 * (2 * 12 + 12) * 4
 
 
 def test_a_wrong_shape_does_not_reach_the_storage() -> None:

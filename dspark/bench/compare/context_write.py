@@ -12,7 +12,6 @@ from draft import (
     ContextKernel,
     ContextKVMode,
     ContextKVPath,
-    DSparkConfig,
     DSparkNetwork,
     DSparkProposer,
     LinearFunction,
@@ -20,7 +19,7 @@ from draft import (
 from dspark.bench.report.statistics import Spread
 from engine.cpu_kernels.large_pages import CACHE_LINE, is_settled
 from engine.platform.device_timer import seconds_of
-from kv_pool import KVPool, ReferenceAttention
+from kv_pool import KVLayout, KVPool, ReferenceAttention
 
 TOKEN_COUNTS = (1, 8, 64, 512)  # a plain step, a round, a batch's round, a prompt chunk
 
@@ -143,7 +142,8 @@ class _Bench:
         linear: LinearFunction,
         kernel: ContextKernel | None,
     ) -> None:
-        self.pool = _draft_pool(network.config, network.dtype, page_size, num_pages, device)
+        layout = KVLayout(page_size=page_size, device=device, draft=network.kv_shapes)
+        self.pool = KVPool(layout, num_pages=num_pages)
         self.proposer = DSparkProposer(
             network=network,
             pool=self.pool,
@@ -206,22 +206,3 @@ def _differences(bench: _Bench, count: int) -> tuple[float, float]:
         written.append((keys.float(), values.float()))
     (keys_a, values_a), (keys_b, values_b) = written
     return float((keys_a - keys_b).abs().max()), float((values_a - values_b).abs().max())
-
-
-def _draft_pool(
-    config: DSparkConfig,
-    dtype: torch.dtype,
-    page_size: int,
-    num_pages: int,
-    device: torch.device,
-) -> KVPool:
-    return KVPool(
-        num_pages=num_pages,
-        page_size=page_size,
-        target_shapes=(),
-        target_dtype=dtype,
-        num_draft_layers=config.num_layers,
-        draft_shape=config.kv_shape,
-        draft_dtype=dtype,
-        device=device,
-    )

@@ -15,7 +15,7 @@ from dspark.bench.gpu.engines import (
 )
 from dspark.bench.gpu.pairs import SMALL, TINY, Pair, make_pair
 from dspark.bench.gpu.results import Check, Found
-from kv_pool import AttentionBackend, KVPool, ReferenceAttention
+from kv_pool import AttentionBackend, KVLayout, KVPool, ReferenceAttention
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 PAGE_SIZE = 16
@@ -132,15 +132,8 @@ def _context_difference(pair: Pair, kernel: ContextKernel | None, device: torch.
 
 def draft_pool(pair: Pair, num_pages: int, device: torch.device) -> KVPool:
     """Room for context alone."""
-    return KVPool(
-        num_pages=num_pages,
-        page_size=PAGE_SIZE,
-        target_shapes=(),
-        target_dtype=pair.target.dtype,
-        num_draft_layers=pair.draft.config.num_layers,
-        draft_shape=pair.draft.config.kv_shape,
-        device=device,
-    )
+    layout = KVLayout(page_size=PAGE_SIZE, device=device, draft=pair.draft.network.kv_shapes)
+    return KVPool(layout, num_pages=num_pages)
 
 
 def texts(device: torch.device, tiny: bool) -> Found:

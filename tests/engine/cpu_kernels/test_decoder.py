@@ -11,7 +11,7 @@ from engine.cpu_kernels.decoder import CpuDecoder
 from engine.cpu_kernels.setup import prepare_cpu_kernels
 from engine.loading.target import LoadedTarget, dense_reference
 from engine.runner.batch import batch_of_rows
-from kv_pool import KVPool, KVShape
+from kv_pool import KVLayout, KVPool, KVShape
 from tests.support.engine.cpu_kernels import kernels_or_skip
 from tests.support.engine.tiny_models import (
     CPU,
@@ -27,13 +27,8 @@ TAPS = (-1, 0, 3)
 
 
 def _pool(num_pages: int, page_size: int) -> KVPool:
-    return KVPool(
-        num_pages=num_pages,
-        page_size=page_size,
-        target_shapes=[KVShape(2, 16, 16)] * LAYERS,
-        target_dtype=torch.float32,
-        device=CPU,
-    )
+    layers = (KVShape(2, 16, 16, torch.float32),) * LAYERS
+    return KVPool(KVLayout(page_size, CPU, target=layers), num_pages=num_pages)
 
 
 def _decoder(target: LoadedTarget, pool: KVPool, *, num_threads: int = 1) -> CpuDecoder:

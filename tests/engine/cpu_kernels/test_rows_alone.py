@@ -11,7 +11,7 @@ from engine.cpu_kernels.decoder import CpuDecoder
 from engine.cpu_kernels.linear import cpu_linear
 from engine.loading.target import LoadedTarget, dense_reference, describe_target
 from engine.runner.batch import batch_of_rows
-from kv_pool import KVPool, KVShape
+from kv_pool import KVLayout, KVPool, KVShape
 from tests.support.engine.cpu_kernels import kernels_or_skip
 from tests.support.engine.tiny_models import CPU
 
@@ -62,7 +62,8 @@ class _Runner:
         num_texts: int = 4,
     ) -> None:
         config = target.model.config
-        shape = KVShape(config.num_key_value_heads, config.head_dim, config.head_dim)  # type: ignore[union-attr,arg-type]
+        heads, dim = config.num_key_value_heads, config.head_dim  # type: ignore[union-attr]
+        layers = (KVShape(heads, dim, dim, target.dtype),) * target.num_layers  # type: ignore[arg-type]
         self._page_size = page_size
         pages = num_texts * -(-LENGTH // page_size)
         self._tables = torch.randperm(pages).view(num_texts, -1).tolist()
@@ -70,13 +71,7 @@ class _Runner:
         self._decoder = CpuDecoder(
             kernels=kernels_or_skip(),
             model=target.model,
-            pool=KVPool(
-                num_pages=pages,
-                page_size=page_size,
-                target_shapes=[shape] * target.num_layers,
-                target_dtype=target.dtype,
-                device=CPU,
-            ),
+            pool=KVPool(KVLayout(page_size, CPU, target=layers), num_pages=pages),
             tap_layers=TAPS,
             max_len=target.max_len,
             max_rows=num_texts * LENGTH,

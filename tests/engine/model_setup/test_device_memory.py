@@ -11,12 +11,12 @@ from engine import LoadError
 from engine.config import EngineConfig
 from engine.cuda_graphs.capture_sizes import CaptureSizes
 from engine.cuda_graphs.memory import RecordedSizes
+from engine.loading.draft import LoadedDraft
 from engine.model_setup import pool_sizing as pool_size
 from engine.model_setup.memory_plan import MemoryPlan
 from engine.model_setup.peak_step import PeakStep
-from engine.model_setup.target_check import ShapeProbe
 from engine.runner import hf_attention as attention_hook
-from kv_pool import KVShape
+from kv_pool import KVLayout, KVShape
 from kv_pool.attention.fixed_reference import FixedReference
 from tests.support.engine.tiny_models import CPU, LAYERS, VOCAB, load_tiny_draft, tiny_target
 from tests.support.engine.tiny_models import write_tiny_draft as write_draft
@@ -29,6 +29,11 @@ def _peak(chunk_tokens: int) -> int:
     return STEP if chunk_tokens else ROUND
 
 
+def _layout(draft: LoadedDraft, device: torch.device) -> KVLayout:
+    layers = (KVShape(2, 16, 16, torch.float32),) * LAYERS
+    return KVLayout(4, device, target=layers, draft=draft.network.kv_shapes)
+
+
 @pytest.fixture(scope="module")
 def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_draft(tmp_path_factory.mktemp("draft"))
@@ -37,6 +42,7 @@ def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def planned(draft_folder: Path, *, graphs: bool = False, **settings: object) -> MemoryPlan:
     """On a device of 100 MiB, of which 20 are taken; the largest step takes 7, a round 3."""
     target = tiny_target()
+    draft = load_tiny_draft(draft_folder, target)
     config = EngineConfig(target="tiny", draft="d", page_size=4, **settings)  # type: ignore[arg-type]
     with (
         patch.object(torch.cuda, "mem_get_info", lambda device: (TOTAL - USED, TOTAL)),
@@ -45,11 +51,10 @@ def planned(draft_folder: Path, *, graphs: bool = False, **settings: object) -> 
         return pool_size.plan_pool(
             config,
             target=target,
-            draft=load_tiny_draft(draft_folder, target),
-            probe=ShapeProbe(shapes={layer: KVShape(2, 16, 16) for layer in range(LAYERS)}),
+            draft=draft,
+            layout=_layout(draft, torch.device("cuda")),
             attention=FixedReference(page_size=4, device=CPU),
             records_graphs=graphs,
-            device=torch.device("cuda"),
         )
 
 
@@ -105,15 +110,15 @@ def measured(draft_folder: Path, **settings: object) -> int:
     """The real measurement of a step, on a device that only counts no bytes."""
     target = tiny_target(max_len=100)
     target.model.set_attn_implementation(attention_hook.IMPLEMENTATION)  # type: ignore[operator]
+    draft = load_tiny_draft(draft_folder, target)
     names = "synchronize", "reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"
     with patch.multiple(torch.cuda, **{name: lambda *_: 0 for name in names}):
         return pool_size._measure_step(
             EngineConfig(target="tiny", draft="d", page_size=4, max_running_requests=6),
             target,
-            load_tiny_draft(draft_folder, target),
-            [KVShape(2, 16, 16)] * LAYERS,
+            draft,
+            _layout(draft, CPU),
             FixedReference(page_size=4, device=CPU),
-            CPU,
             **settings,  # type: ignore[arg-type]
         )
 

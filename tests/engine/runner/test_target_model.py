@@ -19,7 +19,7 @@ from engine.runner.batch import ScheduleBatch, batch_of_rows
 from engine.runner.hf_attention import IMPLEMENTATION
 from engine.runner.taps import Taps
 from engine.runner.target_model import TargetModel
-from kv_pool import KVPool, ReferenceAttention
+from kv_pool import KVLayout, KVPool, ReferenceAttention
 from tests.support.engine.tiny_models import CONFIGS, CPU, LAYERS, VOCAB, tiny_model, tiny_target
 
 TAPS = (-1, 1, 3)
@@ -28,14 +28,8 @@ ARCHITECTURES = sorted(CONFIGS)
 
 def _paged(target: LoadedTarget, *, page_size: int, num_pages: int = 64) -> TargetModel:
     target.model.set_attn_implementation(IMPLEMENTATION)  # type: ignore[operator]
-    probe = probe_shapes(target.model, num_layers=target.num_layers, device=CPU)
-    pool = KVPool(
-        num_pages=num_pages,
-        page_size=page_size,
-        target_shapes=[probe.shapes[layer] for layer in range(target.num_layers)],
-        target_dtype=torch.float32,
-        device=CPU,
-    )
+    layout = KVLayout(page_size, CPU, target=probe_shapes(target, CPU).layers)
+    pool = KVPool(layout, num_pages=num_pages)
     return TargetModel(
         model=target.model,
         tap_layers=TAPS,
@@ -147,7 +141,7 @@ class _WrongAttention(ReferenceAttention):
 def test_the_self_check_passes_a_right_backend_and_refuses_a_wrong_one(name: str) -> None:
     target = tiny_target(name)
     target.model.set_attn_implementation(IMPLEMENTATION)  # type: ignore[operator]
-    probe = probe_shapes(target.model, num_layers=LAYERS, device=CPU)
+    probe = probe_shapes(target, CPU)
     reference = run_alone(target.model, probe=probe, tap_layers=TAPS, vocab_size=VOCAB)
 
     def check(backend: type[ReferenceAttention]) -> float:
@@ -161,7 +155,6 @@ def test_the_self_check_passes_a_right_backend_and_refuses_a_wrong_one(name: str
                 vocab_size=VOCAB,
             ),
             probe=probe,
-            dtype=torch.float32,
             device=CPU,
         ).logits_difference
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from draft import BlockRequest, BlockSampling, DSparkConfig, DSparkNetwork, LayerConfig
-from kv_pool import KVPool, PageTable, ReferenceAttention
+from kv_pool import KVLayout, KVPool, PageTable, ReferenceAttention
 
 CPU = torch.device("cpu")
 
@@ -63,15 +63,8 @@ def new_pool(
     kind: type[KVPool] = KVPool,
     device: torch.device = CPU,
 ) -> KVPool:
-    return kind(
-        num_pages=-(-num_slots // page_size),
-        page_size=page_size,
-        target_shapes=[],
-        target_dtype=dtype,
-        num_draft_layers=config.num_layers,
-        draft_shape=config.kv_shape,
-        device=device,
-    )
+    layout = KVLayout(page_size=page_size, device=device, draft=config.kv_shapes(dtype))
+    return kind(layout, num_pages=-(-num_slots // page_size))
 
 
 def reference_attention(pool: KVPool) -> ReferenceAttention:
