@@ -12,7 +12,7 @@ from benchmarks.peers.compare import main
 from dspark.bench.http.contenders import read_contenders
 from dspark.bench.workloads.prompts import read_prompts
 from dspark.cli.main import command_parser, find_command
-from tests.support.bench.ports import free_port
+from tests.support.ports import free_port
 
 HERE = Path("benchmarks/peers")
 SHORT = ["--load", "1:4", "--load", "2:4", "--max-tokens", "8", "--trials", "2"]

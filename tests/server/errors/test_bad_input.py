@@ -8,19 +8,11 @@ import pytest
 
 from tests.server.conftest import Connect
 from tests.support.server.fakes import FakeEngine
+from tests.support.server.responses import error_of
 
 JSON = {"content-type": "application/json"}
 PARAMS = "sampling_params"
 USER = {"role": "user", "content": "hi"}
-
-
-def error_of(response: Any, status: int = 400) -> dict[str, Any]:
-    assert response.status_code == status, response.text
-    body = response.json()
-    assert set(body) == {"error"}
-    assert set(body["error"]) == {"message", "type", "param", "code"}
-    error: dict[str, Any] = body["error"]
-    return error
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from engine.core.worker import EngineWorker
 from server.app import create_app
 from server.options import ServerOptions
 from server.text.tokenizer import TextCodec
-from tests.server.routes.test_native import events_of
 from tests.support.engine.running import generate_alone, oracle
 from tests.support.engine.tiny_models import VOCAB, tiny_engine, tiny_target, write_tiny_draft
 from tests.support.server.byte_text import ByteTokenizer
+from tests.support.server.responses import events_of
 
 PROMPT = [4, 173, 36, 143, 167]
 LENGTH = 11

@@ -10,7 +10,7 @@ from server.http.access_log import log_request
 from server.http.request_records import RequestRecord
 from server.http.timeouts import TimeLimits
 from tests.server.conftest import Connect
-from tests.server.routes.test_disconnect import asking
+from tests.support.server.clients import pending_request
 from tests.support.server.fakes import FakeEngine, app_with, served, wait_until
 
 
@@ -68,7 +68,7 @@ def test_a_lost_client_is_logged_as_such_with_what_was_computed_for_it(
 ) -> None:
     engine = FakeEngine(steps_before_pause=1)
     with served(app_with(engine)) as address:
-        with asking(address, "/generate", {"text": ["hi", "hello"], "stream": stream}):
+        with pending_request(address, "/generate", {"text": ["hi", "hello"], "stream": stream}):
             wait_until(lambda: engine.num_told == 2)
         wait_until(lambda: bool(lines(caplog)))
     (line,) = lines(caplog)

@@ -4,8 +4,8 @@ import pytest
 
 from server.http.auth import KeyRing
 from tests.server.conftest import Connect
-from tests.server.errors.test_bad_input import error_of
 from tests.support.server.fakes import FakeEngine
+from tests.support.server.responses import error_of
 
 BOTH = KeyRing(callers=("right", "also right"), admins=("admin",))
 STEERING = {

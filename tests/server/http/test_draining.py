@@ -11,9 +11,9 @@ from engine import EngineDraining, Request, TokenEvent
 from server.app import begin_draining
 from server.http.graceful_server import GracefulServer
 from server.http.listener import Listener
-from tests.server.errors.test_bad_input import error_of
-from tests.server.http.test_graceful_server import free_port
+from tests.support.ports import free_port
 from tests.support.server.fakes import FakeEngine, app_with, wait_until
+from tests.support.server.responses import error_of
 
 
 class DrainingEngine(FakeEngine):

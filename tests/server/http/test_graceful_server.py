@@ -14,14 +14,8 @@ from fastapi import FastAPI
 
 from server.http.graceful_server import GracefulServer
 from server.http.listener import Listener, PortInUse
+from tests.support.ports import free_port
 from tests.support.server.fakes import wait_until
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class SlowService:

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine import EngineSnapshot
 from server.http.metrics import outcome_of
 from tests.server.conftest import Connect
-from tests.server.routes.test_disconnect import asking, has_counted
+from tests.support.server.clients import has_counted, pending_request
 from tests.support.server.fakes import FakeEngine, app_with, served, wait_until
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -114,7 +114,7 @@ def test_each_answer_is_timed_once_and_each_further_commit_once(connect: Connect
 def test_an_answer_that_was_given_up_is_timed_as_far_as_it_came(stream: bool) -> None:
     engine = FakeEngine(steps_before_pause=2)
     with served(app_with(engine)) as address:
-        with asking(address, "/generate", {"text": "hi", "stream": stream}):
+        with pending_request(address, "/generate", {"text": "hi", "stream": stream}):
             wait_until(lambda: engine.num_told == 2)
         wait_until(lambda: has_counted(address, "cancelled"))
         samples = samples_of(httpx.get(f"{address}/metrics").text)

@@ -8,8 +8,8 @@ from starlette.types import Message
 
 from server.http.auth import KeyRing
 from tests.server.conftest import Connect
-from tests.server.errors.test_bad_input import error_of
 from tests.support.server.fakes import FakeEngine, app_with, served
+from tests.support.server.responses import error_of
 
 
 def test_a_request_id_is_sent_back(connect: Connect) -> None:

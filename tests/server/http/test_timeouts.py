@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from server.http.timeouts import TimeLimits
-from tests.server.errors.test_bad_input import error_of
-from tests.server.routes.test_disconnect import ROUTES, has_counted
+from tests.support.server.clients import ROUTES, has_counted
 from tests.support.server.fakes import FakeEngine, app_with, served, wait_until
+from tests.support.server.responses import error_of
 from tests.support.server.tiny_service import tiny_service
 
 

@@ -13,8 +13,8 @@ from server.http.tls import Certificate, certificate_of
 from server.settings.loading import load_settings
 from server.settings.schema import Settings, SettingsError
 from server.settings.sources import read_flag
-from tests.server.http.test_graceful_server import free_port
 from tests.support.paths import TESTS
+from tests.support.ports import free_port
 from tests.support.server.fakes import FakeEngine, app_with, wait_until
 
 TLS = TESTS / "support" / "server" / "tls"

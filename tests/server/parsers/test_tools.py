@@ -7,9 +7,8 @@ import openai
 import pytest
 
 from tests.server.conftest import Connect
-from tests.server.errors.test_bad_input import error_of
-from tests.server.routes.test_native import events_of
 from tests.support.server.fakes import FakeEngine, app_with, served
+from tests.support.server.responses import error_of, events_of
 
 USER: Any = {"role": "user", "content": "hi"}
 WEATHER: Any = {

@@ -6,9 +6,9 @@ import pytest
 
 from engine import EngineSamplingParams
 from tests.server.conftest import Connect
-from tests.server.routes.test_native import events_of
 from tests.support.server.byte_text import BOS, EOS
 from tests.support.server.fakes import FakeEngine
+from tests.support.server.responses import events_of
 
 PARAMS = "sampling_params"
 OPTIONS = {

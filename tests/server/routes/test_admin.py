@@ -11,8 +11,8 @@ import pytest
 from engine import EngineSnapshot
 from server.app import begin_draining
 from tests.server.conftest import Connect
-from tests.server.errors.test_bad_input import error_of
 from tests.support.server.fakes import FakeEngine, app_with, served, wait_until
+from tests.support.server.responses import error_of
 
 
 def test_a_living_engine_is_healthy_and_ready(connect: Connect) -> None:

@@ -1,46 +1,13 @@
 """A client that goes away takes its work with it, over a real web server."""
 
-import json
-import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import httpx
 import pytest
 
 from engine import EngineBusy
+from tests.support.server.clients import ROUTES, connection_to, has_counted, pending_request
 from tests.support.server.fakes import FakeEngine, app_with, served, wait_until
-
-USER = {"role": "user", "content": "hi"}
-ROUTES: dict[str, dict[str, Any]] = {
-    "/generate": {"text": "hi"},
-    "/v1/completions": {"prompt": "hi"},
-    "/v1/chat/completions": {"messages": [USER]},
-}
-
-
-def has_counted(address: str, outcome: str) -> bool:
-    return f'requests_total{{outcome="{outcome}"}} 1.0' in httpx.get(f"{address}/metrics").text
-
-
-def connection_to(address: str) -> socket.socket:
-    host, port = address.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)))
-
-
-@contextmanager
-def asking(address: str, route: str, body: dict[str, Any]) -> Iterator[None]:
-    """A client that has sent its request, waits for the answer, and leaves at the end."""
-    content = json.dumps(body).encode()
-    head = (
-        f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(content)}\r\n\r\n"
-    )
-    with connection_to(address) as connection:
-        connection.sendall(head.encode() + content)
-        yield
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -65,7 +32,7 @@ def test_leaving_before_the_answer_is_there_cancels_it(
 ) -> None:
     engine = FakeEngine(steps_before_pause=steps)
     with served(app_with(engine)) as address:
-        with asking(address, route, {**ROUTES[route], "stream": stream}):
+        with pending_request(address, route, {**ROUTES[route], "stream": stream}):
             wait_until(lambda: len(engine.running) == 1)
         wait_until(lambda: engine.num_cancelled == 1)
         assert not engine.running
@@ -75,7 +42,7 @@ def test_leaving_before_the_answer_is_there_cancels_it(
 def test_leaving_cancels_every_prompt_of_a_list() -> None:
     engine = FakeEngine(steps_before_pause=1)
     with served(app_with(engine)) as address:
-        with asking(address, "/generate", {"text": ["a", "b", "c"]}):
+        with pending_request(address, "/generate", {"text": ["a", "b", "c"]}):
             wait_until(lambda: len(engine.running) == 3)
         wait_until(lambda: engine.num_cancelled == 3)
         assert not engine.running

@@ -1,6 +1,5 @@
 """POST /generate, /tokenize and /detokenize."""
 
-import json
 from typing import Any
 
 import pytest
@@ -11,14 +10,7 @@ from engine import EngineSamplingParams
 from tests.server.conftest import Connect
 from tests.support.server.byte_text import BOS, EOS
 from tests.support.server.fakes import FakeEngine
-
-
-def events_of(stream: str) -> list[Any]:
-    """The events of an SSE body; the last must be [DONE], and is left out."""
-    blocks = stream.removesuffix("\n\n").split("\n\n")
-    assert all(block.startswith("data: ") for block in blocks), blocks
-    assert blocks[-1] == "data: [DONE]"
-    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-1]]
+from tests.support.server.responses import events_of
 
 
 def test_a_text_is_answered_with_text_ids_and_meta_info(connect: Connect) -> None:

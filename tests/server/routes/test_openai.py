@@ -9,10 +9,9 @@ import pytest
 from engine import EngineBusy, EngineDraining, RequestRejected
 from server.http.auth import KeyRing
 from tests.server.conftest import Connect
-from tests.server.errors.test_bad_input import error_of
-from tests.server.routes.test_native import events_of
 from tests.support.server.byte_text import BOS, EOS
 from tests.support.server.fakes import FakeEngine, app_with, served
+from tests.support.server.responses import error_of, events_of
 
 USER = {"role": "user", "content": "hi"}
 MESSAGES = {"messages": [USER]}

@@ -10,7 +10,7 @@ from dspark.bench.http.contenders import Contender
 from dspark.bench.http.isolated_servers import Course, RequestLoad, Stand, take_turns_alone
 from dspark.bench.http.server import ServerUnusable
 from dspark.bench.workloads.prompts import Prompt
-from tests.support.bench.ports import free_port
+from tests.support.ports import free_port
 
 ONE, TWO = RequestLoad(streams=1, num_prompts=1), RequestLoad(streams=2, num_prompts=2)
 PROMPTS = tuple(Prompt(kind, ({"role": "user", "content": kind},)) for kind in ("chat", "code"))

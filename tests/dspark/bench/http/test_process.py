@@ -13,7 +13,7 @@ from dspark.bench.http import process as module
 from dspark.bench.http.process import Process, is_healthy, wait_until_healthy
 from dspark.bench.http.server import ServerUnusable
 from tests.support.bench.asyncs import in_a_loop
-from tests.support.bench.ports import free_port
+from tests.support.ports import free_port
 from tests.support.server.fakes import wait_until
 
 

@@ -1,4 +1,4 @@
-"""Ports for servers that are told where to listen."""
+"""Finds free ports for servers that need one in advance."""
 
 import socket
 

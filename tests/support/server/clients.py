@@ -1,0 +1,40 @@
+"""Sends requests over raw connections, which a test can leave open or cut."""
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+USER = {"role": "user", "content": "hi"}
+# The smallest body of each route that generates text in OpenAI's error shape.
+ROUTES: dict[str, dict[str, Any]] = {
+    "/generate": {"text": "hi"},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/chat/completions": {"messages": [USER]},
+}
+
+
+def has_counted(address: str, outcome: str) -> bool:
+    """Whether /metrics counts exactly one request with this outcome."""
+    return f'requests_total{{outcome="{outcome}"}} 1.0' in httpx.get(f"{address}/metrics").text
+
+
+def connection_to(address: str) -> socket.socket:
+    host, port = address.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)))
+
+
+@contextmanager
+def pending_request(address: str, route: str, body: dict[str, Any]) -> Iterator[None]:
+    """Send a request, keep its connection open, and disconnect at the end of the block."""
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n"
+    )
+    with connection_to(address) as connection:
+        connection.sendall(head.encode() + content)
+        yield
