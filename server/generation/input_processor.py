@@ -9,8 +9,8 @@ from server.errors.api_errors import ApiError
 from server.options import NEUTRAL_SAMPLING, ServerOptions
 from server.protocol.common import MAX_PROMPTS, Message, SamplingFields
 from server.protocol.engine_options import LogprobOptions
-from server.structured_output.compiling import Grammar, GrammarCompiler
-from server.structured_output.framing import Frame
+from server.structured_output.compiler import CompiledGrammar, GrammarCompiler
+from server.structured_output.output_grammar import OutputGrammar
 from server.text.tokenizer import NO_EXTRAS, ChatExtras, ChatTemplateError, TextCodec
 
 _UNIFORM_ABOVE = 1e30  # one so large that nothing is left of a logit; float32 ends at 3e38
@@ -31,7 +31,7 @@ class TokenizedRequest:
     kept_ids: frozenset[int] = frozenset()  # special tokens that are not skipped all the same
     choice: int = 0  # of the several answers to one prompt
     echo: str = ""  # text that is told before the answer's own
-    grammar: Grammar | None = None  # that the answer keeps to
+    grammar: CompiledGrammar | None = None  # that the answer keeps to
 
     def choices(self, count: int) -> "list[TokenizedRequest]":
         """The same for each of several answers to the prompt; each has a name of its own."""
@@ -102,7 +102,9 @@ class InputProcessor:
             kept_ids=kept_ids,
         )
 
-    async def keeping_to(self, ask: TokenizedRequest, frame: Frame | None) -> TokenizedRequest:
+    async def keeping_to(
+        self, ask: TokenizedRequest, frame: OutputGrammar | None
+    ) -> TokenizedRequest:
         """The same with an answer that keeps to a grammar; others go on while it is compiled."""
         if frame is None:
             return ask

@@ -8,8 +8,13 @@ from server.parsers.message_parts import NewParser, Parser, PlainText
 from server.parsers.reasoning import CLOSE, OPEN, ReasoningParser
 from server.parsers.tool_calls import MARKS, ToolFormat, format_of_template, tool_parser
 from server.protocol.tools import OfferedTool, ToolChoiceMode
-from server.structured_output.framing import Around, Frame, Mark, ToolCalls
 from server.structured_output.grammar_spec import GrammarSpec
+from server.structured_output.output_grammar import (
+    OutputGrammar,
+    ReasoningGrammar,
+    Tag,
+    ToolCallGrammar,
+)
 from server.text.tokenizer import TextCodec
 
 ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic"]
@@ -56,7 +61,7 @@ class ChatParser:
 
     def frame(
         self, answer: GrammarSpec | None, wish: ToolChoiceMode | None, *, prompt_ids: Sequence[int]
-    ) -> Frame | None:
+    ) -> OutputGrammar | None:
         """What an answer to this prompt keeps to; None where nothing is promised of it.
 
         Raises ApiError for promises that this model's way to call tools has no grammar for.
@@ -68,10 +73,12 @@ class ChatParser:
         around = None
         if self._thinks:
             is_open = self._ends_thinking(prompt_ids)
-            around = Around(open=self._mark(OPEN), close=self._mark(CLOSE), is_open=is_open)
-        return Frame(answer, None if wish is None else self._calls(wish, answer), around)
+            around = ReasoningGrammar(
+                open=self._mark(OPEN), close=self._mark(CLOSE), is_open=is_open
+            )
+        return OutputGrammar(answer, None if wish is None else self._calls(wish, answer), around)
 
-    def _calls(self, wish: ToolChoiceMode, answer: GrammarSpec | None) -> ToolCalls:
+    def _calls(self, wish: ToolChoiceMode, answer: GrammarSpec | None) -> ToolCallGrammar:
         if answer is not None and wish.is_required:
             raise ApiError(
                 f"'tool_choice' asks for a call, and '{answer.field}' for an answer; send one",
@@ -87,7 +94,7 @@ class ChatParser:
                 code="unsupported_field",
             )
         marks = [self._mark(text) for text in MARKS[form]] if form != "llama3_json" else []
-        return ToolCalls(
+        return ToolCallGrammar(
             format=form,
             begin=marks[0] if marks else None,
             end=marks[1] if form == "hermes" else None,
@@ -96,8 +103,8 @@ class ChatParser:
             is_single=wish.is_single,
         )
 
-    def _mark(self, text: str) -> Mark:
-        return Mark(text, self._text.special_id(text))
+    def _mark(self, text: str) -> Tag:
+        return Tag(text, self._text.special_id(text))
 
     def new_parser(self, *, tools: Sequence[str], prompt_ids: Sequence[int]) -> NewParser:
         """For each choice of an answer to this prompt one; tools are the names that are offered."""

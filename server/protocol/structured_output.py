@@ -141,7 +141,7 @@ def grammar_of(kind: GrammarKind | Literal["json_object"], field: str, value: An
         case "regex" | "ebnf":
             if not isinstance(value, str):
                 raise ValueError("must be a string")
-            return GrammarSpec.written(field, kind, value)
+            return GrammarSpec.of_text(field, kind, value)
 
 
 def _schema(value: Any) -> Any:

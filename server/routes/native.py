@@ -21,7 +21,7 @@ from server.protocol.native import DetokenizeBody, GenerateBody, SamplingBody, T
 from server.routes.logprobs import LogprobForms
 from server.routes.openapi_errors import ANSWER
 from server.routes.sse import EventStream, unless_gone
-from server.structured_output.framing import Frame
+from server.structured_output.output_grammar import OutputGrammar
 from server.text.tokenizer import ChatExtras, TextCodec
 
 
@@ -92,7 +92,9 @@ async def _asks(
             extras=extras,
             logprobs=body.logprob_options(),
         )
-        ask = await input_processor.keeping_to(ask, Frame.of(params.grammar_spec(prefix)))
+        ask = await input_processor.keeping_to(
+            ask, OutputGrammar.of_content(params.grammar_spec(prefix))
+        )
         asks += ask.choices(params.num_choices)
     check_num_answers(len(asks), param="sampling_params.n")
     return asks

@@ -23,7 +23,7 @@ from server.routes.openai_logprobs import LogprobFormatter
 from server.routes.openai_objects import CHAT, COMPLETION, Api, Form, OpenAIEncoder
 from server.routes.openapi_errors import ANSWER
 from server.routes.sse import EventStream, unless_gone
-from server.structured_output.framing import Frame
+from server.structured_output.output_grammar import OutputGrammar
 from server.text.tokenizer import ChatExtras, TextCodec
 
 
@@ -88,7 +88,9 @@ def openai_routes(
             ask = await input_processor.ask(
                 prompt, body, names=names, field=field, logprobs=body.logprob_options()
             )
-            ask = await input_processor.keeping_to(ask, Frame.of(body.grammar_spec()))
+            ask = await input_processor.keeping_to(
+                ask, OutputGrammar.of_content(body.grammar_spec())
+            )
             if body.echo:
                 ids = ask.prompt_ids
                 ask = replace(ask, echo=prompt if isinstance(prompt, str) else text.decode(ids))

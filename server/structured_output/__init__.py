@@ -1,8 +1,4 @@
-"""Grammars that answers keep to: asked for, checked, compiled, and followed token by token.
+"""Compiles grammars (JSON schema, regex, EBNF, choice) and masks tokens by them.
 
-    asked      what a client wrote           framing    what stands around it: thoughts, calls
-    writing    in the library's own form     probing    tried in a process that can be ended
-    compiling  for the model's tokens        following  one answer's way, the engine's TokenMask
-
-Nothing is imported here, so that the process that tries grammars stays small.
+Imports nothing here, so that the sandbox process stays small.
 """

@@ -1,4 +1,4 @@
-"""What a client may ask an answer to look like."""
+"""Describes the grammar that a client sends for an output."""
 
 import json
 from dataclasses import dataclass, field
@@ -13,16 +13,16 @@ MAX_CHOICES = 1024
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """One grammar. The text is a schema's JSON, a regex, a grammar, or the choices as JSON."""
+    """One grammar. text is a schema as JSON, a regex, an EBNF grammar, or choices as JSON."""
 
-    field: str = field(compare=False)  # the client's name for it, for refusals
+    field: str = field(compare=False)  # of the request; error messages name it
     kind: GrammarKind
     text: str
-    is_strict: bool = True  # else any object will do where the schema cannot be served
+    is_strict: bool = True  # otherwise an unsupported schema becomes any object
 
     @classmethod
     def schema(cls, field: str, schema: Any, *, is_strict: bool = True) -> "GrammarSpec":
-        """Raises ValueError for what JSON cannot carry, and for what is too long."""
+        """Raises ValueError for a schema that is not JSON, or is too long."""
         return cls(field, "json_schema", _checked(_as_json(schema)), is_strict)
 
     @classmethod
@@ -31,16 +31,16 @@ class GrammarSpec:
 
     @classmethod
     def choice(cls, field: str, choices: list[str]) -> "GrammarSpec":
-        """Raises ValueError where there are none, too many, or an empty one."""
+        """Raises ValueError for no choice, too many choices, or an empty one."""
         if not choices or not all(choices):
-            raise ValueError("must have at least one choice, and none that is empty")
+            raise ValueError("must have at least one choice, and no empty one")
         if len(choices) > MAX_CHOICES:
             raise ValueError(f"must have at most {MAX_CHOICES} choices; found {len(choices)}")
         return cls(field, "choice", _checked(_as_json(choices)))
 
     @classmethod
-    def written(cls, field: str, kind: Literal["regex", "ebnf"], text: str) -> "GrammarSpec":
-        """Raises ValueError where it is empty or too long."""
+    def of_text(cls, field: str, kind: Literal["regex", "ebnf"], text: str) -> "GrammarSpec":
+        """Raises ValueError for text that is empty or too long."""
         if not text:
             raise ValueError("must not be empty")
         return cls(field, kind, _checked(text))
@@ -49,7 +49,7 @@ class GrammarSpec:
 def _as_json(value: Any) -> str:
     try:
         text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-        text.encode()  # half of a surrogate pair is no text
+        text.encode()  # a lone surrogate cannot be encoded
     except (ValueError, RecursionError) as error:
         raise ValueError("must be JSON of valid Unicode, without NaN or infinities") from error
     return text

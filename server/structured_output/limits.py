@@ -1,4 +1,4 @@
-"""How much a grammar may cost: units are llguidance's, about 50,000 lexer fuel a millisecond."""
+"""Sets the cost limits of a grammar, in llguidance's units."""
 
 from llguidance import LLParserLimits
 

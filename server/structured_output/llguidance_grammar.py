@@ -1,8 +1,8 @@
-"""From what was asked for to the grammar that the library reads: llguidance's own JSON.
+"""Converts a client's grammar to llguidance's JSON form.
 
     {"grammars": [{"name": ..., "lark_grammar": ...}, {"name": ..., "json_schema": ...}, ...]}
 
-The first grammar is the answer's; it reaches the others by "@name".
+The first grammar describes the whole output; it refers to the others by "@name".
 """
 
 import json
@@ -15,18 +15,18 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from server.structured_output.grammar_spec import GrammarKind
 
-# Between the parts of a JSON text: nothing, a space, or a new line with its indentation. More
-# would let a model that is at a loss say blanks for ever.
-_OPTIONS = "x-guidance"
-BLANKS = r"(\n[ \t]{0,32}| )?"
+_OPTIONS = "x-guidance"  # the key of llguidance's own options inside a schema
+# Between the parts of a JSON text: nothing, a space, or a line break with its indentation. Without
+# a bound a model could generate whitespace without end.
+WHITESPACE = r"(\n[ \t]{0,32}| )?"
 
 
 class GrammarError(ValueError):
     """A grammar that cannot be served; the message says why."""
 
 
-def written_part(kind: GrammarKind, text: str) -> dict[str, Any]:
-    """One grammar of the list, without a name. Raises GrammarError."""
+def grammar_part(kind: GrammarKind, text: str) -> dict[str, Any]:
+    """Return one entry of the list, without a name. Raises GrammarError."""
     match kind:
         case "json_schema":
             return _schema(text)
@@ -39,32 +39,32 @@ def written_part(kind: GrammarKind, text: str) -> dict[str, Any]:
             return {"lark_grammar": f"start: {choices}\n"}
 
 
-def joined(parts: Mapping[str, Mapping[str, Any]]) -> str:
-    """The grammars by name, the answer's first."""
+def grammar_list(parts: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the JSON of all grammars; the first describes the whole output."""
     return json.dumps({"grammars": [{"name": name, **part} for name, part in parts.items()]})
 
 
-def first_words(error: str) -> str:
-    """What is wrong, of the library's words, without the matcher's state behind it."""
+def error_summary(error: str) -> str:
+    """Return the library's message without the matcher state that follows it."""
     return re.split(r"<state>|<non-verbose/>", error, maxsplit=1)[0].strip()
 
 
-def failing_place(schema: Any, error_of: Callable[[Any], str | None]) -> str:
-    """JSON pointer to the innermost schema that fails as the whole does; "" is the whole.
+def failing_location(schema: Any, error_of: Callable[[Any], str | None]) -> str:
+    """Return the JSON pointer of the innermost subschema with the error of the whole schema.
 
-    error_of tells what is wrong with a schema on its own, or None.
+    error_of returns the error of a schema on its own, or None.
     """
-    error, place = error_of(schema), ""
+    error, location = error_of(schema), ""
     definitions = _definitions(schema)
     while isinstance(schema, dict):
         for name, child in _children(schema):
             alone = {**definitions, **child} if isinstance(child, dict) else child
             if error_of(alone) == error:
-                schema, place = child, f"{place}/{name}"
+                schema, location = child, f"{location}/{name}"
                 break
         else:
             break
-    return place
+    return location
 
 
 def _schema(text: str) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _schema(text: str) -> dict[str, Any]:
         raise GrammarError("false allows no value")
     text = "{}" if text == "true" else text
     _refuse_options(text)
-    options = {"whitespace_pattern": BLANKS}
+    options = {"whitespace_pattern": WHITESPACE}
     try:
         _refuse_counted_keys(json.loads(text))
         return _first(LLMatcher.grammar_from_json_schema(text, overrides=options))  # type: ignore[arg-type]
@@ -89,33 +89,35 @@ def _first(grammar: str) -> dict[str, Any]:
 
 
 def _refuse_options(text: str) -> None:
-    """The library reads options out of a schema, which would lift what is refused here."""
+    """Refuse llguidance options inside a schema: they would lift the checks made here."""
     if _OPTIONS in text:
         raise GrammarError(f"{_OPTIONS} is not accepted")
 
 
 def _refuse_counted_keys(schema: Any) -> None:
-    """The library lets an object say a key twice, which would count twice and be one in the end."""
+    """Refuse minProperties above the required ones: the library counts a repeated key twice."""
     if isinstance(schema, list):
-        for one in schema:
-            _refuse_counted_keys(one)
+        for item in schema:
+            _refuse_counted_keys(item)
     elif isinstance(schema, dict):
-        least, required = schema.get("minProperties"), schema.get("required")
-        if isinstance(least, int) and least > (len(required) if isinstance(required, list) else 0):
-            raise GrammarError("minProperties beyond the properties that are required")
+        minimum, required = schema.get("minProperties"), schema.get("required")
+        if isinstance(minimum, int) and minimum > (
+            len(required) if isinstance(required, list) else 0
+        ):
+            raise GrammarError("minProperties above the number of required properties")
         for key, part in schema.items():
             if key not in _VALUES:
                 _refuse_counted_keys(part)
 
 
 def _lark(text: str) -> str:
-    """GBNF, which writes `::=`, as Lark; Lark as it is. Both are called EBNF by their users."""
+    """Return GBNF (which uses `::=`) as Lark, and Lark unchanged. Users call both EBNF."""
     _refuse_options(text)
     try:
         return any_to_lark(text)
     except RecursionError as error:
         raise GrammarError("is nested too deeply") from error
-    except Exception as error:  # the converter has no family of errors
+    except Exception as error:  # the converter has no common error class
         raise GrammarError(str(error)) from error
 
 
@@ -131,7 +133,7 @@ _SINGLE = ("items", "additionalProperties")
 
 
 def _children(schema: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The schemas inside a schema, with their places."""
+    """Return the direct subschemas with their JSON pointers."""
     found = [(key, schema[key]) for key in _SINGLE if isinstance(schema.get(key), dict)]
     for key in _BY_NAME:
         if isinstance(schema.get(key), dict):

@@ -1,4 +1,4 @@
-"""The processes in which grammars are tried, from the server's side."""
+"""Runs grammar compilation in sandbox processes with limits on time and memory."""
 
 import json
 import os
@@ -10,41 +10,45 @@ import weakref
 from queue import Empty, SimpleQueue
 from typing import Any
 
-_CHUNK = 65536  # bytes of an answer that are read at once
-_START_SECONDS = 30.0  # for a process to be there; it is not the grammar's fault if it is slow
+_READ_BYTES = 65536  # at most, per read of a result
+_START_TIMEOUT_S = 30.0  # of a process, which does not count against the grammar
 
 
-class ProbeFailed(Exception):
+class SandboxError(Exception):
     """The process ran out of time or memory, or crashed; the message says which."""
 
 
-class Probes:
-    """As many processes as are asked at once; each serves one caller at a time. Thread-safe.
+class SandboxPool:
+    """Keeps one process per concurrent caller. Thread-safe.
 
-    A process starts when it is needed and lives until a grammar ends it, or its owner is gone.
+    A process starts on demand. It lives until a grammar exceeds its limits, or the pool is
+    garbage-collected.
     """
 
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._idle: SimpleQueue[_Probe] = SimpleQueue()
+        self._idle: SimpleQueue[_Sandbox] = SimpleQueue()
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """See server.grammars.probe. Blocks for timeout_s at most. Raises ProbeFailed."""
+    def check(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the result of a request that `sandbox_worker` describes.
+
+        Blocks for at most timeout_s. Raises SandboxError.
+        """
         try:
-            probe = self._idle.get_nowait()
+            sandbox = self._idle.get_nowait()
         except Empty:
-            probe = _Probe()
+            sandbox = _Sandbox()
         try:
-            answer = probe.ask(request, self._timeout_s)
-        except ProbeFailed:
-            probe.end()
+            result = sandbox.check(request, self._timeout_s)
+        except SandboxError:
+            sandbox.kill()
             raise
-        self._idle.put(probe)
-        return answer
+        self._idle.put(sandbox)
+        return result
 
 
-class _Probe:
-    """One process. It has said that it is there before it is asked anything."""
+class _Sandbox:
+    """One process. A first trivial grammar waits for its start-up."""
 
     def __init__(self) -> None:
         self._child = subprocess.Popen(
@@ -54,42 +58,42 @@ class _Probe:
             stderr=subprocess.DEVNULL,
             bufsize=0,
         )
-        self.end = weakref.finalize(self, _end, self._child)
+        self.kill = weakref.finalize(self, _kill, self._child)
         self._has_started = False
 
-    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    def check(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         if not self._has_started:
-            self._exchange({"kind": "regex", "text": "a"}, _START_SECONDS)
+            self._exchange({"kind": "regex", "text": "a"}, _START_TIMEOUT_S)
             self._has_started = True
         return self._exchange(request, timeout_s)
 
     def _exchange(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         assert self._child.stdin is not None
-        ends_at = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         try:
             self._child.stdin.write(json.dumps(request).encode() + b"\n")
         except BrokenPipeError as error:
-            raise ProbeFailed("its compiler had to be ended") from error
-        line = self._line(ends_at, timeout_s)
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+            raise SandboxError("its compiler process has ended") from error
+        line = self._read_line(deadline, timeout_s)
+        result: dict[str, Any] = json.loads(line)
+        return result
 
-    def _line(self, ends_at: float, timeout_s: float) -> bytes:
+    def _read_line(self, deadline: float, timeout_s: float) -> bytes:
         assert self._child.stdout is not None
         line = b""
         while not line.endswith(b"\n"):
-            left = max(0.0, ends_at - time.monotonic())
-            readable, _, _ = select.select([self._child.stdout], [], [], left)
+            remaining = max(0.0, deadline - time.monotonic())
+            readable, _, _ = select.select([self._child.stdout], [], [], remaining)
             if not readable:
-                raise ProbeFailed(f"takes longer than {timeout_s:g} s to compile")
-            piece = os.read(self._child.stdout.fileno(), _CHUNK)
+                raise SandboxError(f"takes longer than {timeout_s:g} s to compile")
+            piece = os.read(self._child.stdout.fileno(), _READ_BYTES)
             if not piece:
-                raise ProbeFailed("takes too much memory to compile")
+                raise SandboxError("takes too much memory to compile")
             line += piece
         return line
 
 
-def _end(child: "subprocess.Popen[bytes]") -> None:
+def _kill(child: "subprocess.Popen[bytes]") -> None:
     assert child.stdin is not None
     assert child.stdout is not None
     child.kill()

@@ -1,11 +1,11 @@
-"""A process that tries grammars, so that a hostile one can be ended with it.
+"""Checks grammars in a separate process, which the server kills where one exceeds its limits.
 
-It reads requests, a JSON object a line, and answers each with a line:
+Reads one JSON object per line and writes one line per request:
 
     {"kind": "json_schema", "text": "..."}    ->  {"part": {...}} or {"error": "...", "at": "/..."}
     {"grammar": "..."}                        ->  {} or {"error": "..."}
 
-What passes here compiles in the server too, within the same limits.
+A grammar that passes here also compiles in the server, within the same limits.
 """
 
 import json
@@ -19,17 +19,17 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from server.structured_output.limits import LIMITS
 from server.structured_output.llguidance_grammar import (
     GrammarError,
-    failing_place,
-    first_words,
-    joined,
-    written_part,
+    error_summary,
+    failing_location,
+    grammar_list,
+    grammar_part,
 )
 
 _MEMORY_BYTES = 2 * 2**30  # address space
-_MOST_TRIES = 400  # subschemas that are tried to find the one at fault
+_MAX_ATTEMPTS = 400  # subschemas compiled to locate the one at fault
 
 
-class _Bytes:
+class _ByteVocabulary:
     """A vocabulary of single bytes: the least that a matcher needs."""
 
     eos_token_id = 256
@@ -41,58 +41,57 @@ class _Bytes:
         return list(text.encode())
 
 
-class Prober:
-    """Compiles grammars over bytes and says what is wrong with them."""
+class GrammarChecker:
+    """Compiles grammars over bytes and reports their errors."""
 
     def __init__(self) -> None:
-        self._tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()), slices=[])
+        self._tokenizer = LLTokenizer(TokenizerWrapper(_ByteVocabulary()), slices=[])
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def check(self, request: dict[str, Any]) -> dict[str, Any]:
         if "grammar" in request:
             error = self._error(request["grammar"])
             return {} if error is None else {"error": error}
         kind, text = request["kind"], request["text"]
         try:
-            part = written_part(kind, text)
+            part = grammar_part(kind, text)
         except GrammarError as error:
-            return {"error": str(error), "at": self._place_in(kind, text)}
-        found = self._error(joined({"answer": part}))
+            return {"error": str(error), "at": self._location(kind, text)}
+        found = self._error(grammar_list({"content": part}))
         if found is None:
             return {"part": part}
-        return {"error": found, "at": self._place_in(kind, text)}
+        return {"error": found, "at": self._location(kind, text)}
 
     def _error(self, grammar: str) -> str | None:
-        """Why a matcher cannot be made, or could say nothing; None if it can."""
+        """Return why the grammar cannot be served; None if it can."""
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if not matcher.is_error():
-            first = _first_allowed(matcher.compute_bitmask()[: _Bytes.eos_token_id // 8])
-            if first is not None:  # a step, and back: some grammars know no way back
+            first = _first_allowed(matcher.compute_bitmask()[: _ByteVocabulary.eos_token_id // 8])
+            if first is not None:  # some grammars do not support rollback
                 matcher.consume_token(first)
                 matcher.rollback(1)
             if first is not None and not matcher.is_error():
                 return None
-        return first_words(matcher.get_error()) or "no text but the empty one keeps to it"
+        return error_summary(matcher.get_error()) or "it matches only the empty text"
 
-    def _place_in(self, kind: str, text: str) -> str:
+    def _location(self, kind: str, text: str) -> str:
         try:
-            return self._place(json.loads(text)) if kind == "json_schema" else ""
+            return self._schema_location(json.loads(text)) if kind == "json_schema" else ""
         except RecursionError:
-            return ""  # nobody needs to be told where a schema is too deep
+            return ""  # the message already says that the schema is nested too deeply
 
-    def _place(self, schema: Any) -> str:
-        tries = iter(range(_MOST_TRIES))
+    def _schema_location(self, schema: Any) -> str:
+        attempts = iter(range(_MAX_ATTEMPTS))
 
-        def error_of(some: Any) -> str | None:
-            if next(tries, None) is None:
+        def error_of(subschema: Any) -> str | None:
+            if next(attempts, None) is None:
                 return None
             try:
-                return self._error(
-                    joined({"answer": written_part("json_schema", json.dumps(some))})
-                )
+                part = grammar_part("json_schema", json.dumps(subschema))
+                return self._error(grammar_list({"content": part}))
             except GrammarError as error:
                 return str(error)
 
-        return failing_place(schema, error_of)
+        return failing_location(schema, error_of)
 
 
 def _first_allowed(bits: bytes) -> int | None:
@@ -100,11 +99,11 @@ def _first_allowed(bits: bytes) -> int | None:
 
 
 def main() -> None:
-    with suppress(ValueError, OSError):  # where a system knows no such limit
+    with suppress(ValueError, OSError):  # systems without this limit
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    prober = Prober()
+    checker = GrammarChecker()
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(prober.answer(json.loads(line))) + "\n")
+        sys.stdout.write(json.dumps(checker.check(json.loads(line))) + "\n")
         sys.stdout.flush()
 
 

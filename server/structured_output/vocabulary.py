@@ -1,4 +1,4 @@
-"""The model's tokens as bytes, as the grammar library wants them."""
+"""Builds llguidance's tokenizer from the bytes of the model's tokens."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,22 +10,22 @@ Encode = Callable[[str], list[int]]
 def grammar_tokenizer(
     tokens: Sequence[bytes | None], eos_ids: Sequence[int], encode: Encode
 ) -> LLTokenizer:
-    """tokens: each id's bytes, None for what is no text (special, or no token at all).
+    """Build the tokenizer. tokens: the bytes of each id, None for special and unused ids.
 
-    The library needs an end of text. A model without one is given an id behind all others, which
-    nothing can say. `encode` says how the model's tokenizer writes a text that a grammar leaves no
-    choice about; then only that is allowed, because a model reads what it was taught to write.
+    The library requires an end-of-text id. A model without one gets an extra id after all others,
+    which is never generated. Where a grammar forces a text, only the tokens that `encode` returns
+    for it are allowed: the model was trained on those.
     """
     no_text = [i for i, token in enumerate(tokens) if not token]
-    nobody = len(tokens)
-    named = [token or f"<{i}>".encode() for i, token in enumerate(tokens)] + [b"<nobody>"]
-    ends = sorted(eos_ids) or [nobody]
-    wrapper = TokenizerWrapper(_Tokens(named, [*no_text, nobody], ends[0], encode))
+    unused = len(tokens)
+    named = [token or f"<{i}>".encode() for i, token in enumerate(tokens)] + [b"<unused>"]
+    ends = sorted(eos_ids) or [unused]
+    wrapper = TokenizerWrapper(_Tokens(named, [*no_text, unused], ends[0], encode))
     return LLTokenizer(wrapper, eos_token=ends, slices=LLTokenizer.json_slices())
 
 
 class _Tokens:
-    """What the library takes from us."""
+    """The interface that llguidance's TokenizerWrapper expects."""
 
     bos_token_id = None
 
@@ -41,15 +41,15 @@ class _Tokens:
         self._longest = max(map(len, self._ids))
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens whose bytes are exactly the text's; fewer where there are none for the rest."""
-        assert isinstance(text, str), "the library's trial with bytes"
+        """Return tokens with exactly the text's bytes; fewer where no token matches the rest."""
+        assert isinstance(text, str), f"llguidance passed {type(text).__name__}"
         ids = self._encode(text)
         if b"".join(self.tokens[i] for i in ids) == text.encode():
             return ids
         return self._longest_first(text.encode())
 
     def _longest_first(self, text: bytes) -> list[int]:
-        """For tokenizers that add a space before a text, or know no token for a part of it."""
+        """Tokenize greedily, for tokenizers that add a space or lack a token for a part."""
         ids: list[int] = []
         at = 0
         while at < len(text):

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from dspark.bench.compare.grammar import Masks
 from engine import EngineInfo, TokenMask
-from server.structured_output.compiling import GrammarCompiler
-from server.structured_output.framing import Frame
+from server.structured_output.compiler import GrammarCompiler
 from server.structured_output.grammar_spec import GrammarSpec
+from server.structured_output.output_grammar import OutputGrammar
 from server.text.tokenizer import TextCodec
 
 ANY_TEXT = r"(?s:.*)"
@@ -36,5 +36,5 @@ def masks_for(text: TextCodec, info: EngineInfo, *, timeout_s: float) -> Masks:
 
 
 def _maker(compiler: GrammarCompiler, asked: GrammarSpec) -> Callable[[], TokenMask]:
-    compiled = asyncio.run(compiler.compile(Frame(asked)))
+    compiled = asyncio.run(compiler.compile(OutputGrammar(asked)))
     return lambda: compiled.mask(ignore_eos=False)

@@ -1,4 +1,4 @@
-"""A mask along one answer: whatever is asked ahead, it says what a fresh matcher says."""
+"""GrammarMask: along any drafts it agrees with a matcher that consumed the same tokens."""
 
 import json
 import random
@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from server.structured_output.grammar_mask import GrammarMask
 from server.structured_output.grammar_spec import GrammarKind
 from server.structured_output.limits import LIMITS
-from server.structured_output.llguidance_grammar import joined, written_part
+from server.structured_output.llguidance_grammar import grammar_list, grammar_part
 from server.structured_output.vocabulary import grammar_tokenizer
 from tests.support.server.grammar_cases import BOUNDED
 
@@ -22,7 +22,7 @@ EOS = 300
 PIECES = (b"true", b'"a', b'":', b", ", b"12", b"\n  ", "日".encode(), "ö".encode()[:1] + b"?")
 TOKENS: list[bytes | None] = [bytes([i]) for i in range(256)] + list(PIECES)
 TOKENS += [None] * (EOS + 1 - len(TOKENS))
-WORDS = -(-len(TOKENS) // 32)
+NUM_WORDS = -(-len(TOKENS) // 32)
 
 
 def _encode(text: str) -> list[int]:
@@ -33,7 +33,7 @@ TOKENIZER = grammar_tokenizer(TOKENS, [EOS], _encode)
 
 
 def matcher_of(kind: GrammarKind, text: str, tokenizer: LLTokenizer = TOKENIZER) -> LLMatcher:
-    grammar = joined({"answer": written_part(kind, text)})
+    grammar = grammar_list({"content": grammar_part(kind, text)})
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
     assert not matcher.is_error(), matcher.get_error()
     return matcher
@@ -42,7 +42,7 @@ def matcher_of(kind: GrammarKind, text: str, tokenizer: LLTokenizer = TOKENIZER)
 def mask_of(kind: GrammarKind, text: str, *, ignore_eos: bool = False) -> GrammarMask:
     return GrammarMask(
         template=matcher_of(kind, text),
-        afresh=lambda: matcher_of(kind, text),
+        new_matcher=lambda: matcher_of(kind, text),
         tokenizer=TOKENIZER,
         eos_ids=[EOS],
         ignore_eos=ignore_eos,
@@ -50,13 +50,13 @@ def mask_of(kind: GrammarKind, text: str, *, ignore_eos: bool = False) -> Gramma
 
 
 def allowed(mask: GrammarMask, draft_ids: Sequence[int] = ()) -> list[int]:
-    words = np.zeros(WORDS, dtype=np.uint32)
+    words = np.zeros(NUM_WORDS, dtype=np.uint32)
     mask.fill(list(draft_ids), words)
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
 
 
-def said(mask: GrammarMask, text: str) -> list[bool]:
-    """Commit a text byte by byte: what each commit says."""
+def commit_all(mask: GrammarMask, text: str) -> list[bool]:
+    """Commit a text byte by byte; return each result."""
     found = []
     for byte in text.encode():
         assert byte in allowed(mask), (text, chr(byte))
@@ -77,10 +77,10 @@ GRAMMARS: list[tuple[GrammarKind, str]] = [
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(GRAMMARS), st.data())
-def test_drafts_of_any_kind_leave_no_trace(
+def test_drafts_do_not_change_the_mask_after_committed_tokens(
     grammar: tuple[GrammarKind, str], data: st.DataObject
 ) -> None:
-    """Random drafts are asked along and thrown away; some of their tokens are committed."""
+    """Masks are filled along random drafts; some of their tokens are committed."""
     mask, committed = mask_of(*grammar), list[int]()
     for _ in range(6):
         draft: list[int] = []
@@ -94,10 +94,10 @@ def test_drafts_of_any_kind_leave_no_trace(
             assert not plain.commit(token_id)
         cut = data.draw(st.integers(0, len(draft)))
         for k in data.draw(st.permutations(range(cut + 1))):
-            behind = mask_of(*grammar)
-            over = [behind.commit(t) for t in [*committed, *draft[:k]]]
-            if not any(over):
-                assert allowed(mask, draft[:k]) == allowed(plain, draft[:k]) == allowed(behind)
+            replayed = mask_of(*grammar)
+            ended = [replayed.commit(t) for t in [*committed, *draft[:k]]]
+            if not any(ended):
+                assert allowed(mask, draft[:k]) == allowed(plain, draft[:k]) == allowed(replayed)
         new = draft[:cut] or [data.draw(st.sampled_from(allowed(mask)))]
         for token_id in new:
             committed.append(token_id)
@@ -108,7 +108,7 @@ def test_drafts_of_any_kind_leave_no_trace(
 
 
 @pytest.mark.parametrize("name", list(BOUNDED))
-def test_whatever_follows_the_mask_to_its_end_keeps_to_the_schema(name: str) -> None:
+def test_a_text_that_follows_the_mask_to_its_end_is_valid(name: str) -> None:
     validator = _validator(BOUNDED[name])
     rng = np.random.default_rng(len(name))
     for _ in range(20):
@@ -130,14 +130,14 @@ def _validator(schema: dict[str, Any]) -> Any:
     return jsonschema_rs.validator_for(schema).validate
 
 
-def test_a_mask_ends_with_the_token_behind_which_nothing_may_follow() -> None:
-    assert said(mask_of("json_schema", '{"enum":[10,11]}'), "11") == [False, True]
-    assert said(mask_of("regex", "ab"), "ab") == [False, True]
-    assert said(mask_of("choice", '["no","none"]'), "no") == [False, False]
-    assert said(mask_of("choice", '["no","none"]'), "none") == [False, False, False, True]
+def test_a_mask_ends_with_the_token_that_completes_the_grammar() -> None:
+    assert commit_all(mask_of("json_schema", '{"enum":[10,11]}'), "11") == [False, True]
+    assert commit_all(mask_of("regex", "ab"), "ab") == [False, True]
+    assert commit_all(mask_of("choice", '["no","none"]'), "no") == [False, False]
+    assert commit_all(mask_of("choice", '["no","none"]'), "none") == [False, False, False, True]
 
 
-def test_the_end_of_text_is_allowed_exactly_where_the_grammar_may_end_and_may_go_on() -> None:
+def test_the_end_of_text_is_allowed_where_the_grammar_may_end_or_continue() -> None:
     mask = mask_of("regex", "ab*")
     assert allowed(mask) == [ord("a")]
     mask.commit(ord("a"))
@@ -146,7 +146,7 @@ def test_the_end_of_text_is_allowed_exactly_where_the_grammar_may_end_and_may_go
     assert mask.commit(EOS)
 
 
-def test_the_end_of_text_is_taken_out_where_it_is_to_be_ignored() -> None:
+def test_ignore_eos_masks_the_end_of_text() -> None:
     mask = mask_of("regex", "ab{0,2}", ignore_eos=True)
     mask.commit(ord("a"))
     assert allowed(mask) == [ord("b")]
@@ -154,20 +154,20 @@ def test_the_end_of_text_is_taken_out_where_it_is_to_be_ignored() -> None:
     assert mask.commit(ord("b"))
 
 
-def test_a_draft_that_ends_the_answer_is_told_nothing_more() -> None:
+def test_no_token_is_allowed_after_a_draft_that_completes_the_grammar() -> None:
     mask = mask_of("regex", "ab")
     assert allowed(mask, b"a") == [ord("b")]
     assert allowed(mask, b"ab") == []
     assert allowed(mask) == [ord("a")]
 
 
-def test_a_model_without_an_end_of_text_has_grammars_too() -> None:
+def test_a_model_without_an_end_of_text_can_follow_a_grammar() -> None:
     tokens: list[bytes | None] = [bytes([i]) for i in range(256)]
     tokenizer = grammar_tokenizer(tokens, [], _encode)
     template = matcher_of("regex", "ab?", tokenizer)
     mask = GrammarMask(
         template=template,
-        afresh=template.deep_copy,
+        new_matcher=template.deep_copy,
         tokenizer=tokenizer,
         eos_ids=[],
         ignore_eos=False,
@@ -180,7 +180,7 @@ def test_a_model_without_an_end_of_text_has_grammars_too() -> None:
     assert mask.error is None
 
 
-def test_a_grammar_that_gets_too_complex_ends_the_answer_and_says_why() -> None:
+def test_a_grammar_that_exceeds_the_limits_ends_the_output_with_an_error() -> None:
     rules = "\n".join(f"a{i}: a{i + 1} a{i + 1}" for i in range(500))
     mask = mask_of("ebnf", f'start: "x"? a0 | "y"\n{rules}\na500: "z"')
     for _ in range(50):
@@ -193,39 +193,41 @@ def test_a_grammar_that_gets_too_complex_ends_the_answer_and_says_why() -> None:
     assert mask.commit(EOS)
 
 
-def test_what_other_answers_have_explored_is_not_counted_against_this_one() -> None:
-    """Copies share the states that a lexer may have: this regex has more than all may use."""
-    grammar = joined({"answer": written_part("regex", "(.*[a-m].{9}q)|(.*[n-z].{10}w)")})
+def test_limits_used_up_by_other_outputs_do_not_affect_this_one() -> None:
+    """Copies share a limit of lexer states; this regex needs more than one limit in total."""
+    grammar = grammar_list({"content": grammar_part("regex", "(.*[a-m].{9}q)|(.*[n-z].{10}w)")})
     made: list[LLMatcher] = []
 
-    def afresh() -> LLMatcher:
+    def new_matcher() -> LLMatcher:
         few = LLParserLimits(max_lexer_states=6000, verbose_errors=False)
         made.append(LLMatcher(TOKENIZER, grammar, log_level=0, limits=few))
         return made[-1]
 
-    template = afresh()
+    template = new_matcher()
     generator = random.Random(3)
     for _ in range(40):
         mask = GrammarMask(
-            template=template, afresh=afresh, tokenizer=TOKENIZER, eos_ids=[EOS], ignore_eos=True
+            template=template,
+            new_matcher=new_matcher,
+            tokenizer=TOKENIZER,
+            eos_ids=[EOS],
+            ignore_eos=True,
         )
         for _ in range(60):
             byte = generator.choice(b"abcdefghijklmnoprstuvxyz")
             assert byte in allowed(mask), mask.error
             assert not mask.commit(byte)
         assert mask.error is None
-    assert len(made) > 1, (
-        "the copies never used up what they share: the test does not meet its subject"
-    )
+    assert len(made) > 1, "the copies never used up the shared limit"
 
 
-def test_a_text_that_a_grammar_leaves_no_choice_about_is_written_as_the_tokenizer_does() -> None:
+def test_a_forced_text_is_tokenized_as_the_model_tokenizer_does() -> None:
     tokens: list[bytes | None] = [bytes([i]) for i in range(256)] + [b"ab", b"abc", b"c"]
     tokenizer = grammar_tokenizer(tokens, [], lambda text: [256, 258] if text == "abc" else [])
     template = matcher_of("regex", "abc", tokenizer)
     mask = GrammarMask(
         template=template,
-        afresh=template.deep_copy,
+        new_matcher=template.deep_copy,
         tokenizer=tokenizer,
         eos_ids=[],
         ignore_eos=False,

@@ -25,7 +25,7 @@ from engine.loading.target import LoadedTarget, by_transformers_alone
 from server.generation.stop_strings import StopStrings, StopTable
 from server.structured_output.grammar_mask import GrammarMask
 from server.structured_output.limits import LIMITS
-from server.structured_output.llguidance_grammar import joined, written_part
+from server.structured_output.llguidance_grammar import grammar_list, grammar_part
 from server.structured_output.vocabulary import grammar_tokenizer
 from server.text.detokenizer import WindowDecoder
 from tests.support.engine.tiny_models import VOCAB, tiny_target
@@ -86,7 +86,7 @@ _PAIRS = f"([{_EVEN}]{{2}}[{_ODD}]{{2}})+"
 def _grammar() -> tuple[LLMatcher, LLTokenizer]:
     tokens = [None if t in EOS_IDS else _LETTERS[t].encode() for t in range(VOCAB)]
     tokenizer = grammar_tokenizer(tokens, sorted(EOS_IDS), lambda text: [])
-    grammar = joined({"answer": written_part("regex", _PAIRS)})
+    grammar = grammar_list({"content": grammar_part("regex", _PAIRS)})
     return LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS), tokenizer
 
 
@@ -94,7 +94,7 @@ def grammar_mask(ignore_eos: bool) -> GrammarMask:
     template, tokenizer = _grammar()
     return GrammarMask(
         template=template,
-        afresh=template.deep_copy,
+        new_matcher=template.deep_copy,
         tokenizer=tokenizer,
         eos_ids=sorted(EOS_IDS),
         ignore_eos=ignore_eos,

@@ -1,18 +1,21 @@
-"""Grammars compiled: tried in a process of their own, refused with their place, kept."""
+"""GrammarCompiler: checks in a sandbox, refuses with a location, caches."""
 
 import asyncio
 import json
+import sys
+import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from engine import EngineBusy
 from server.errors.api_errors import ApiError
-from server.structured_output import compiling
-from server.structured_output.compiling import Grammar, GrammarCompiler
-from server.structured_output.framing import Frame
+from server.structured_output import compiler as compiler_module
+from server.structured_output.compiler import CompiledGrammar, GrammarCache, GrammarCompiler
 from server.structured_output.grammar_spec import MAX_CHARS, GrammarKind, GrammarSpec
+from server.structured_output.output_grammar import OutputGrammar
 from tests.support.server.byte_text import EOS, NUM_IDS, byte_codec
 from tests.support.server.grammar_cases import BOUNDED
 
@@ -22,8 +25,8 @@ def compiler() -> GrammarCompiler:
     return GrammarCompiler(text=byte_codec(), vocab_size=NUM_IDS, eos_ids=[EOS], timeout_s=10.0)
 
 
-def compiled(compiler: GrammarCompiler, kind: GrammarKind, text: str) -> Grammar:
-    return asyncio.run(compiler.compile(Frame(GrammarSpec("field", kind, text))))
+def compiled(compiler: GrammarCompiler, kind: GrammarKind, text: str) -> CompiledGrammar:
+    return asyncio.run(compiler.compile(OutputGrammar(GrammarSpec("field", kind, text))))
 
 
 def refusal(compiler: GrammarCompiler, kind: GrammarKind, text: str) -> str:
@@ -51,7 +54,7 @@ def test_every_bounded_schema_compiles(compiler: GrammarCompiler, name: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("part", "place", "words"),
+    ("part", "location", "words"),
     [
         ({"type": "strin"}, "/properties/b~1c", "strin"),
         ({"anyOf": [{"type": "null"}, {"not": {}}]}, "/properties/b~1c/anyOf/1", "not"),
@@ -63,11 +66,11 @@ def test_every_bounded_schema_compiles(compiler: GrammarCompiler, name: str) -> 
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "/properties/b~1c", "oneOf"),
     ],
 )
-def test_a_schema_is_refused_with_the_place_inside_it(
-    compiler: GrammarCompiler, part: Any, place: str, words: str
+def test_an_invalid_schema_is_refused_with_the_location_inside_it(
+    compiler: GrammarCompiler, part: Any, location: str, words: str
 ) -> None:
     message = refusal(compiler, "json_schema", schema_with(part))
-    assert f"at {place}:" in message
+    assert f"at {location}:" in message
     assert words in message
 
 
@@ -88,13 +91,13 @@ def test_a_schema_is_refused_with_the_place_inside_it(
         ("ebnf", "root := 3", "::="),
     ],
 )
-def test_a_grammar_that_is_none_is_refused(
+def test_an_invalid_grammar_is_refused(
     compiler: GrammarCompiler, kind: GrammarKind, text: str, words: str
 ) -> None:
     assert words in refusal(compiler, kind, text)
 
 
-def test_a_grammar_is_compiled_once_and_forgotten_behind_thirty_two_others(
+def test_the_cache_keeps_the_32_latest_grammars(
     compiler: GrammarCompiler,
 ) -> None:
     first = compiled(compiler, "regex", "once")
@@ -104,9 +107,9 @@ def test_a_grammar_is_compiled_once_and_forgotten_behind_thirty_two_others(
     assert compiled(compiler, "regex", "once").matcher is not first.matcher
 
 
-def test_texts_and_choices_have_limits() -> None:
+def test_invalid_texts_and_choices_are_refused() -> None:
     for make in (
-        lambda: GrammarSpec.written("f", "regex", "a" * (MAX_CHARS + 1)),
+        lambda: GrammarSpec.of_text("f", "regex", "a" * (MAX_CHARS + 1)),
         lambda: GrammarSpec.schema("f", {"enum": ["a" * MAX_CHARS]}),
         lambda: GrammarSpec.schema("f", {"const": float("nan")}),
         lambda: GrammarSpec.schema("f", {"const": "\ud800"}),
@@ -136,24 +139,24 @@ HOSTILE: dict[str, tuple[GrammarKind, str]] = {
 
 
 @pytest.mark.parametrize("name", list(HOSTILE))
-def test_a_hostile_grammar_is_refused_in_time_while_others_are_compiled(name: str) -> None:
+def test_a_hostile_grammar_is_refused_in_time_and_does_not_block_others(name: str) -> None:
     kind, text = HOSTILE[name]
-    hurried = GrammarCompiler(text=byte_codec(), vocab_size=NUM_IDS, eos_ids=[EOS], timeout_s=1.0)
+    compiler = GrammarCompiler(text=byte_codec(), vocab_size=NUM_IDS, eos_ids=[EOS], timeout_s=1.0)
 
     async def both() -> tuple[float, float]:
-        await hurried.compile(Frame(GrammarSpec("f", "regex", "the process is there")))
+        await compiler.compile(OutputGrammar(GrammarSpec("f", "regex", "starts the sandbox")))
         started = time.monotonic()
-        hostile = asyncio.create_task(hurried.compile(Frame(GrammarSpec("f", kind, text))))
-        await hurried.compile(Frame(GrammarSpec("f", "regex", "friendly")))
-        between = time.monotonic() - started
+        hostile = asyncio.create_task(compiler.compile(OutputGrammar(GrammarSpec("f", kind, text))))
+        await compiler.compile(OutputGrammar(GrammarSpec("f", "regex", "friendly")))
+        other_s = time.monotonic() - started
         with pytest.raises(ApiError):
             await hostile
-        return between, time.monotonic() - started
+        return other_s, time.monotonic() - started
 
-    friendly_s, hostile_s = asyncio.run(both())
+    other_s, hostile_s = asyncio.run(both())
     assert hostile_s < 30
-    assert friendly_s < 30
-    assert asyncio.run(hurried.compile(Frame(GrammarSpec("f", "regex", "still there"))))
+    assert other_s < 30
+    assert asyncio.run(compiler.compile(OutputGrammar(GrammarSpec("f", "regex", "still there"))))
 
 
 @pytest.mark.parametrize(
@@ -163,13 +166,13 @@ def test_a_hostile_grammar_is_refused_in_time_while_others_are_compiled(name: st
         ("ebnf", 'start: %json {"x-guidance": {"lenient": true}, "type": "integer", "not": {}}'),
     ],
 )
-def test_the_librarys_own_options_are_not_a_clients(
+def test_library_options_inside_a_grammar_are_refused(
     compiler: GrammarCompiler, kind: GrammarKind, text: str
 ) -> None:
     assert "x-guidance is not accepted" in refusal(compiler, kind, text)
 
 
-def test_a_number_of_keys_that_one_key_said_twice_would_reach_is_refused(
+def test_min_properties_above_the_required_ones_is_refused(
     compiler: GrammarCompiler,
 ) -> None:
     counted = {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 2}
@@ -182,34 +185,76 @@ def test_a_number_of_keys_that_one_key_said_twice_would_reach_is_refused(
     assert compiled(compiler, "json_schema", json.dumps({"const": {"minProperties": 9}}))
 
 
-def test_a_grammar_that_knows_no_way_back_is_refused_before_it_begins(
+def test_a_grammar_without_rollback_is_refused(
     compiler: GrammarCompiler,
 ) -> None:
-    """A draft goes ahead along the grammar, and what is rejected is taken back."""
-    why = refusal(compiler, "ebnf", 'start: a "z"\na[stop="e", capture]: /.*/')
-    assert "rollback not supported" in why
+    """A mask advances along drafts and rolls back rejected tokens."""
+    message = refusal(compiler, "ebnf", 'start: a "z"\na[stop="e", capture]: /.*/')
+    assert "rollback not supported" in message
 
 
-def test_where_many_grammars_wait_one_more_is_told_to_come_back(
+def test_too_many_pending_compilations_raise_engine_busy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compiling, "_MOST_WAITING", 3)
-    crowded = GrammarCompiler(text=byte_codec(), vocab_size=NUM_IDS, eos_ids=[EOS], timeout_s=10.0)
+    monkeypatch.setattr(compiler_module, "_MAX_PENDING", 3)
+    compiler = GrammarCompiler(text=byte_codec(), vocab_size=NUM_IDS, eos_ids=[EOS], timeout_s=10.0)
 
-    async def crowd() -> list[Grammar | BaseException]:
-        frames = [Frame(GrammarSpec("f", "regex", f"a{{{i}}}")) for i in range(1, 6)]
-        tasks = (crowded.compile(frame) for frame in frames)
+    async def compile_five() -> list[CompiledGrammar | BaseException]:
+        grammars = [OutputGrammar(GrammarSpec("f", "regex", f"a{{{i}}}")) for i in range(1, 6)]
+        tasks = (compiler.compile(grammar) for grammar in grammars)
         return await asyncio.gather(*tasks, return_exceptions=True)
 
-    found = asyncio.run(crowd())
-    assert [type(one) for one in found] == [Grammar] * 3 + [EngineBusy] * 2
-    assert asyncio.run(crowd())  # and nothing is left waiting
+    found = asyncio.run(compile_five())
+    assert [type(result) for result in found] == [CompiledGrammar] * 3 + [EngineBusy] * 2
+    assert asyncio.run(compile_five())  # the pending count is back at zero
 
 
-def test_a_refusal_along_the_way_names_the_field_of_whoever_asked(
+def test_a_cached_grammar_names_the_field_of_the_current_request(
     compiler: GrammarCompiler,
 ) -> None:
-    first = asyncio.run(compiler.compile(Frame(GrammarSpec("regex", "regex", "ab*"))))
-    second = asyncio.run(compiler.compile(Frame(GrammarSpec("guided_regex", "regex", "ab*"))))
+    first = asyncio.run(compiler.compile(OutputGrammar(GrammarSpec("regex", "regex", "ab*"))))
+    second = asyncio.run(
+        compiler.compile(OutputGrammar(GrammarSpec("guided_regex", "regex", "ab*")))
+    )
     assert (first.field, second.field) == ("regex", "guided_regex")
     assert second.matcher is first.matcher
+
+
+def test_evicting_a_grammar_keeps_a_newer_one_under_the_same_key(
+    compiler: GrammarCompiler,
+) -> None:
+    key, cache = OutputGrammar(GrammarSpec("f", "regex", "evicted")), GrammarCache()
+    old = compiled(compiler, "regex", "evicted")
+    new = replace(old, matcher=old.matcher.deep_copy())
+    cache.put(key, old)
+    cache.put(key, new)
+    cache.evict(key, old.matcher)
+    assert cache.get(key) is new
+    cache.evict(key, new.matcher)
+    assert cache.get(key) is None
+
+
+def test_a_grammar_may_be_evicted_while_the_event_loop_uses_the_cache(
+    compiler: GrammarCompiler,
+) -> None:
+    """Masks evict on the engine's thread; every interleaving with the event loop is safe."""
+    key, cache = OutputGrammar(GrammarSpec("f", "regex", "raced")), GrammarCache(size=1)
+    grammar = compiled(compiler, "regex", "raced")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    is_done = threading.Event()
+
+    def evict() -> None:
+        while not is_done.is_set():
+            cache.evict(key, grammar.matcher)
+
+    engine_thread = threading.Thread(target=evict)
+    engine_thread.start()
+    try:
+        for _ in range(20_000):
+            cache.put(key, grammar)
+            assert cache.get(key) in (grammar, None)
+    finally:
+        is_done.set()
+        engine_thread.join()
+        sys.setswitchinterval(interval)
