@@ -9,8 +9,7 @@ import torch
 from draft import ContextKernel, LinearFunction, Proposer, widening_linear
 from engine.api import EngineInfo
 from engine.config import EngineConfig
-from engine.core.engine_core import Engine
-from engine.core.step import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.core.worker import EngineWorker
 from engine.draft_length.cost_model import StepCosts
 from engine.draft_length.cost_profiling import CostRig
@@ -48,7 +47,7 @@ logger = logging.getLogger(__name__)
 class Built:
     """An engine that no thread owns yet, and the models in it (benchmarks and tests look)."""
 
-    engine: Engine
+    engine: EngineCore
     target: LoadedTarget
     draft: LoadedDraft | None
     proposer: Proposer
@@ -185,7 +184,7 @@ def _make_engine(
     record_times: Callable[[StepTimes], None] | None,
     details: dict[str, object],
     device: torch.device,
-) -> Engine:
+) -> EngineCore:
     """Scheduler and step loop over the passes."""
     target, memory = models.target, passes.memory
     pages = PageManager(
@@ -202,23 +201,12 @@ def _make_engine(
         prefill_chunk_tokens=config.prefill_chunk_tokens,
         draft_budget=draft_budget,
     )
-    metrics = StepMetrics(block_size=models.block_size)
-    core = EngineCore(
+    return EngineCore(
         target=passes.target,
         proposer=passes.proposer,
         scheduler=scheduler,
-        metrics=metrics,
-        device=device,
-        budget=make_budget(config, models.draft),
-        recorder=recorder,
-        record_times=record_times,
-    )
-    return Engine(
-        core=core,
-        scheduler=scheduler,
-        proposer=passes.proposer,
         pages=pages,
-        metrics=metrics,
+        metrics=StepMetrics(block_size=models.block_size),
         info=EngineInfo(
             served_max_len=passes.max_len,
             vocab_size=target.vocab_size,
@@ -227,4 +215,8 @@ def _make_engine(
             details=details,
         ),
         context_kv_mode=config.stacked_context_kv,
+        device=device,
+        budget=make_budget(config, models.draft),
+        recorder=recorder,
+        record_times=record_times,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.api import Finish, Request
-from engine.core.engine_core import Engine
+from engine.core.engine_core import EngineCore
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class RequestRun:
         return [b - a for a, b in zip(self.event_times, self.event_times[1:], strict=False)]
 
 
-def drive(engine: Engine, requests: Sequence[Request], *, concurrency: int) -> list[RequestRun]:
+def drive(engine: EngineCore, requests: Sequence[Request], *, concurrency: int) -> list[RequestRun]:
     """All requests to their ends, at most `concurrency` at a time, in the order given.
 
     Raises RequestRejected when one cannot be served.
@@ -53,7 +53,7 @@ def drive(engine: Engine, requests: Sequence[Request], *, concurrency: int) -> l
 
 
 def drive_each(
-    engine: Engine, requests: Sequence[Request], *, concurrency: int
+    engine: EngineCore, requests: Sequence[Request], *, concurrency: int
 ) -> Iterator[RequestRun]:
     """The same, each as it ends."""
     waiting = list(reversed(requests))

@@ -22,7 +22,7 @@ from engine.api import (
     Request,
     TokenEvent,
 )
-from engine.core.engine_core import Engine
+from engine.core.engine_core import EngineCore
 from engine.core.event_dispatch import EventDispatcher, Listener
 from engine.errors import EngineDead, EngineDraining, EngineError
 
@@ -42,7 +42,7 @@ class EngineWorker:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineCore,
         *,
         num_threads: int | None = None,
         observers: Sequence[Callable[[EngineSnapshot], None]] = (),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dspark.bench.workloads.trial import Trial, Workload, run_trial
-from engine.core.engine_core import Engine
+from engine.core.engine_core import EngineCore
 
 Report = Callable[[str], None]  # told what begins now
 
@@ -24,7 +24,7 @@ class Arm:
     """One way to run the workload. Arms may share an engine; `switch` then makes it this one."""
 
     name: str
-    engine: Engine
+    engine: EngineCore
     switch: Callable[[], object] = _nothing
 
     def run(self, workload: Workload) -> Trial:

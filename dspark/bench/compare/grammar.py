@@ -18,7 +18,7 @@ from dspark.bench.workloads.table import arm_table, stage_table
 from dspark.bench.workloads.trial import Trial, Workload, run_trial
 from engine.api import EngineInfo, TokenMask
 from engine.build import Built
-from engine.core.engine_core import Engine
+from engine.core.engine_core import EngineCore
 
 MakeMask = Callable[[], TokenMask]
 MasksFor = Callable[[EngineInfo], "Masks"]
@@ -87,7 +87,7 @@ class _MaskedArm:
     """A TrialRunner; make is None for free text."""
 
     name: str
-    engine: Engine
+    engine: EngineCore
     make: MakeMask | None = None
 
     def run(self, workload: Workload) -> Trial:

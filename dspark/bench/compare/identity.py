@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.api import EngineSamplingParams, Request
-from engine.core.engine_core import Engine
+from engine.core.engine_core import EngineCore
 from engine.core.offline import drive
 from engine.loading.target import LoadedTarget, by_transformers_alone
 
@@ -74,7 +74,7 @@ def generate_reference(
 
 
 def compare_greedy(
-    engine: Engine,
+    engine: EngineCore,
     target: LoadedTarget,
     prompts: Sequence[Sequence[int]],
     *,

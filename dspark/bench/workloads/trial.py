@@ -10,7 +10,7 @@ from typing import Self
 from dspark.bench.report.statistics import latency_ms
 from dspark.bench.workloads.prompts import EncodedPrompt
 from engine.api import EngineSamplingParams, EngineSnapshot, Request, SpeculationStats, TokenMask
-from engine.core.engine_core import Engine
+from engine.core.engine_core import EngineCore
 from engine.core.offline import RequestRun, drive
 
 
@@ -97,7 +97,7 @@ class Trial:
 
 
 def run_trial(
-    engine: Engine, workload: Workload, *, clock: Callable[[], float] = time.perf_counter
+    engine: EngineCore, workload: Workload, *, clock: Callable[[], float] = time.perf_counter
 ) -> Trial:
     """All requests to their ends. Raises RequestRejected when one cannot be served."""
     before = engine.snapshot()

@@ -9,7 +9,7 @@ from dspark.training.data.jsonl_file import LineFile
 from dspark.training.data.prompts import TrainingPrompt
 from dspark.training.seeds import seed_of
 from engine.api import EngineSamplingParams, Request
-from engine.core.engine_core import Engine
+from engine.core.engine_core import EngineCore
 from engine.core.offline import drive_each
 from engine.errors import LoadError
 
@@ -88,7 +88,7 @@ class AnswerFile:
 
 
 def generate_answers(
-    engine: Engine,
+    engine: EngineCore,
     prompts: Sequence[TrainingPrompt],
     config: AnswersConfig,
     file: AnswerFile,

@@ -6,7 +6,7 @@ from dspark.training.config import OwnPromptsConfig
 from dspark.training.data.own_prompts import UserTurn, WrittenTurn
 from dspark.training.seeds import seed_of
 from engine.api import EngineSamplingParams, FinishReason, Request
-from engine.core.engine_core import Engine
+from engine.core.engine_core import EngineCore
 from engine.core.offline import drive_each
 
 
@@ -14,7 +14,7 @@ class TurnWriter:
     """Writes users' turns, each from its number alone."""
 
     def __init__(
-        self, *, engine: Engine, turn: UserTurn, config: OwnPromptsConfig, concurrency: int
+        self, *, engine: EngineCore, turn: UserTurn, config: OwnPromptsConfig, concurrency: int
     ) -> None:
         self._engine = engine
         self._turn = turn

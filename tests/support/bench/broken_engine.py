@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
 
-import engine.core.step
+import engine.core.engine_core
 from engine.scheduler.plan import RoundResult
 
 
 @contextmanager
 def a_verifier_that_lies(*, vocab: int) -> Iterator[None]:
     """Rounds with drafts commit another last token than the target chose."""
-    honest = engine.core.step.verify_step
+    honest = engine.core.engine_core.verify_step
 
     def lie(*args: object) -> Sequence[RoundResult]:
         results = honest(*args)  # type: ignore[arg-type]
@@ -23,5 +23,5 @@ def a_verifier_that_lies(*, vocab: int) -> Iterator[None]:
             for r in results
         ]
 
-    with patch.object(engine.core.step, "verify_step", lie):
+    with patch.object(engine.core.engine_core, "verify_step", lie):
         yield
