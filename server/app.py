@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 
 from engine import EngineClient
 from server.errors.api_errors import install_error_handlers
+from server.generation.chat_requests import ChatProcessor
 from server.generation.generator import TextGenerator
 from server.generation.input_processor import InputProcessor
 from server.http.access_log import log_request
@@ -55,8 +56,11 @@ def create_app(
     metrics = ServerMetrics()
     answers = TextGenerator(engine=engine, text=text, metrics=metrics, limits=options.limits)
     input_processor = InputProcessor(text=text, info=engine.info, options=options)
-    reading = ChatParser(
-        text=text, tool_parser=options.tool_parser, reasoning_parser=options.reasoning_parser
+    chats = ChatProcessor(
+        input_processor=input_processor,
+        parser=ChatParser(
+            text=text, tool_parser=options.tool_parser, reasoning_parser=options.reasoning_parser
+        ),
     )
     max_len = engine.info.served_max_len
     app.include_router(
@@ -73,16 +77,12 @@ def create_app(
             text=text,
             answers=answers,
             input_processor=input_processor,
-            reading=reading,
+            chats=chats,
             options=options,
             max_len=max_len,
         )
     )
-    app.include_router(
-        anthropic_routes(
-            answers=answers, input_processor=input_processor, reading=reading, options=options
-        )
-    )
+    app.include_router(anthropic_routes(answers=answers, chats=chats, options=options))
     app.include_router(
         control_routes(
             engine=engine,

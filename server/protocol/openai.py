@@ -1,7 +1,7 @@
 """Bodies of the OpenAI routes."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self, cast
+from typing import Annotated, ClassVar, Self, cast
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -18,14 +18,7 @@ from server.protocol.common import (
 from server.protocol.engine_options import LogprobOptions
 from server.protocol.sampling_options import OptionFields
 from server.protocol.structured_output import OpenAIGrammarFields
-from server.protocol.tools import (
-    OfferedTool,
-    ToolChoiceMode,
-    Tools,
-    check_tool_choice,
-    chosen_name,
-    tool_choice_of,
-)
+from server.protocol.tools import ToolFields
 
 _NO_EFFECT = frozenset(
     {
@@ -139,7 +132,7 @@ class CompletionBody(OpenAIBody):
         return cast("list[str | list[int]]", self.prompt if is_many else [self.prompt])
 
 
-class ChatBody(OpenAIBody):
+class ChatBody(OpenAIBody, ToolFields):
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **_UNSERVED,
         "functions": ([],),
@@ -160,38 +153,6 @@ class ChatBody(OpenAIBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     max_completion_tokens: int | None = Field(None, ge=1)
     chat_template_kwargs: TemplateKwargs | None = None
-    tools: Tools | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-
-    @property
-    def offered(self) -> list[dict[str, Any]]:
-        """The tools as a chat template is given them; none if they are not to be called."""
-        if self.tool_choice == "none":
-            return []
-        return [tool.plain() for tool in self.tools or []]
-
-    def tool_choice_mode(self) -> ToolChoiceMode | None:
-        tools = [] if self.tool_choice == "none" else self.tools or []
-        return tool_choice_of(
-            [
-                OfferedTool(
-                    name=tool.function.name,
-                    field=f"tools.{i}.function.parameters",
-                    parameters=tool.function.parameters,
-                    is_strict=bool(tool.function.strict),
-                )
-                for i, tool in enumerate(tools)
-            ],
-            is_required=self.tool_choice == "required",
-            is_single=self.parallel_tool_calls is False,
-            name=chosen_name(self.tool_choice),
-        )
-
-    @model_validator(mode="after")
-    def _calls_can_be_had(self) -> Self:
-        check_tool_choice(self.tool_choice, self.tools or [])
-        return self
 
     def token_limit(self) -> tuple[str, int | None]:
         if self.max_completion_tokens is not None:

@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from server.errors.validation_errors import field_error, quote
 from server.protocol.base import Body, Text
@@ -148,3 +148,40 @@ def check_tool_choice(choice: object, tools: Sequence[ToolBody]) -> None:
         accepted = ", ".join(names) or "none, for there are no tools"
         found = "a call" if name is None else quote(name)
         raise field_error("kind", "tool_choice", f"asks for {found}; offered: {accepted[:200]}")
+
+
+class ToolFields(Body):
+    """The tools of a chat by the OpenAI API's names."""
+
+    tools: Tools | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools as a chat template is given them; none if they are not to be called."""
+        if self.tool_choice == "none":
+            return []
+        return [tool.plain() for tool in self.tools or []]
+
+    def tool_choice_mode(self) -> ToolChoiceMode | None:
+        tools = [] if self.tool_choice == "none" else self.tools or []
+        return tool_choice_of(
+            [
+                OfferedTool(
+                    name=tool.function.name,
+                    field=f"tools.{i}.function.parameters",
+                    parameters=tool.function.parameters,
+                    is_strict=bool(tool.function.strict),
+                )
+                for i, tool in enumerate(tools)
+            ],
+            is_required=self.tool_choice == "required",
+            is_single=self.parallel_tool_calls is False,
+            name=chosen_name(self.tool_choice),
+        )
+
+    @model_validator(mode="after")
+    def _calls_can_be_had(self) -> Self:
+        check_tool_choice(self.tool_choice, self.tools or [])
+        return self

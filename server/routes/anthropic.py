@@ -4,10 +4,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from server.errors.api_errors import ANTHROPIC_PATH
+from server.generation.chat_requests import ChatProcessor
 from server.generation.generator import TextGenerator
-from server.generation.input_processor import Field, InputProcessor
 from server.options import ServerOptions
-from server.parsers.chat_parser import ChatParser
 from server.parsers.message_parts import read_whole
 from server.protocol.anthropic import CountBody, MessagesBody
 from server.protocol.model_name import check_model
@@ -21,34 +20,23 @@ from server.text.tokenizer import ChatExtras
 def anthropic_routes(
     *,
     answers: TextGenerator,
-    input_processor: InputProcessor,
-    reading: ChatParser,
+    chats: ChatProcessor,
     options: ServerOptions,
 ) -> APIRouter:
     router = APIRouter(prefix=ANTHROPIC_PATH, responses=ANTHROPIC_ERRORS)
-
-    def extras(body: CountBody) -> ChatExtras:
-        if body.offered:
-            reading.check_tools()
-        return ChatExtras(tools=body.offered, goes_on=body.goes_on)
 
     @router.post("", response_model=None, responses=ANSWER)
     async def messages(body: MessagesBody, request: Request) -> Response:
         check_model(body.model, options.served_name)
         message_id = f"msg_{request.state.request_id}"
-        ask = await input_processor.ask(
+        chat = await chats.tokenize(
             body.chat(),
             body,
             names=(message_id, request.state.request_id),
-            field=Field("messages"),
-            extras=extras(body),
-            kept_ids=reading.kept_ids(has_tools=bool(body.offered)),
+            extras=_extras(body),
+            tool_choice=body.tool_choice_mode(),
         )
-        frame = reading.frame(None, body.tool_choice_mode(), prompt_ids=ask.prompt_ids)
-        ask = await input_processor.keeping_to(ask, frame)
-        new_parser = reading.new_parser(
-            tools=[tool["function"]["name"] for tool in body.offered], prompt_ids=ask.prompt_ids
-        )
+        ask, new_parser = chat.tokenized, chat.new_parser
         form = Form(message_id, options.served_name, ask)
         record = request.state.record
         if body.stream:
@@ -62,9 +50,10 @@ def anthropic_routes(
     @router.post("/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:
         check_model(body.model, options.served_name)
-        ids = await input_processor.encode(
-            body.chat(), field=Field("messages"), extras=extras(body)
-        )
-        return {"input_tokens": len(ids)}
+        return {"input_tokens": await chats.count_tokens(body.chat(), _extras(body))}
 
     return router
+
+
+def _extras(body: CountBody) -> ChatExtras:
+    return ChatExtras(tools=body.offered, goes_on=body.goes_on)

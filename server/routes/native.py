@@ -8,20 +8,14 @@ from fastapi.responses import JSONResponse, Response
 from engine import Finish, FinishReason, TokenLogprob
 from server.generation.deltas import CompletionOutput, Delta
 from server.generation.generator import TextGenerator
-from server.generation.input_processor import (
-    Field,
-    InputProcessor,
-    TokenizedRequest,
-    check_num_answers,
-)
+from server.generation.input_processor import Field, InputProcessor, TokenizedRequest
+from server.generation.native_requests import tokenize_native
 from server.options import ServerOptions
-from server.protocol.common import Message
 from server.protocol.engine_options import LogprobOptions
-from server.protocol.native import DetokenizeBody, GenerateBody, SamplingBody, TokenizeBody
+from server.protocol.native import DetokenizeBody, GenerateBody, TokenizeBody
 from server.routes.logprobs import LogprobForms
 from server.routes.openapi_errors import ANSWER
 from server.routes.sse import EventStream, unless_gone
-from server.structured_output.output_grammar import OutputGrammar
 from server.text.tokenizer import ChatExtras, TextCodec
 
 
@@ -39,7 +33,7 @@ def native_routes(
 
     @router.post("/generate", response_model=None, responses=ANSWER)
     async def generate(body: GenerateBody, request: Request) -> Response:
-        asks = await _asks(input_processor, body, request.state.request_id)
+        asks = await tokenize_native(input_processor, body, request.state.request_id)
         is_many = body.is_many or len(asks) > 1
         told = _Told(forms, body.logprob_options(), with_text=body.return_text_in_logprobs)
         if body.stream:
@@ -74,53 +68,6 @@ def native_routes(
         return {"text": text.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)}
 
     return router
-
-
-async def _asks(
-    input_processor: InputProcessor, body: GenerateBody, request_id: str
-) -> list[TokenizedRequest]:
-    param, prompts = _prompts(body)
-    extras = ChatExtras(template_kwargs=body.chat_template_kwargs or {})
-    asks: list[TokenizedRequest] = []
-    for i, prompt in enumerate(prompts):
-        params, prefix = _sampling(body, i)
-        ask = await input_processor.ask(
-            prompt,
-            params,
-            names=_names(body, i, request_id),
-            field=Field(f"{param}.{i}" if body.is_many else param, prefix),
-            extras=extras,
-            logprobs=body.logprob_options(),
-        )
-        ask = await input_processor.keeping_to(
-            ask, OutputGrammar.of_content(params.grammar_spec(prefix))
-        )
-        asks += ask.choices(params.num_choices)
-    check_num_answers(len(asks), param="sampling_params.n")
-    return asks
-
-
-def _prompts(body: GenerateBody) -> tuple[str, Sequence[str | Sequence[int] | Sequence[Message]]]:
-    """The field that holds the prompts, and one prompt for each answer."""
-    param = next(name for name in ("text", "input_ids", "messages") if getattr(body, name))
-    value = getattr(body, param)
-    return param, value if body.is_many else [value]
-
-
-def _sampling(body: GenerateBody, index: int) -> tuple[SamplingBody, str]:
-    """Prompt number `index`'s sampling fields, and how a client calls the object they are in."""
-    if isinstance(body.sampling_params, list):
-        return body.sampling_params[index], f"sampling_params.{index}."
-    return body.sampling_params or SamplingBody(), "sampling_params."
-
-
-def _names(body: GenerateBody, index: int, request_id: str) -> tuple[str, ...]:
-    """What prompt number `index` is called: its own name first, then the whole request's."""
-    if isinstance(body.rid, list):
-        return body.rid[index], request_id
-    whole = body.rid or request_id
-    own = f"{whole}-{index}" if body.is_many else whole
-    return own, whole, request_id
 
 
 class _Told:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from server.generation.chat_requests import ChatProcessor
 from server.generation.generator import TextGenerator
 from server.generation.input_processor import (
     Field,
@@ -14,7 +15,6 @@ from server.generation.input_processor import (
     check_num_answers,
 )
 from server.options import ServerOptions
-from server.parsers.chat_parser import ChatParser
 from server.parsers.message_parts import NewParser, PlainText
 from server.protocol.model_name import check_model, unknown_model
 from server.protocol.openai import ChatBody, CompletionBody, OpenAIBody
@@ -31,7 +31,7 @@ def openai_routes(
     *,
     answers: TextGenerator,
     input_processor: InputProcessor,
-    reading: ChatParser,
+    chats: ChatProcessor,
     text: TextCodec,
     options: ServerOptions,
     max_len: int,
@@ -101,27 +101,16 @@ def openai_routes(
     @router.post("/chat/completions", response_model=None, responses=ANSWER)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         check_model(body.model, options.served_name)
-        tools = body.offered
-        if tools:
-            reading.check_tools()
-        ask = await input_processor.ask(
+        chat = await chats.tokenize(
             body.messages,
             body,
             names=_names("chatcmpl", request.state.request_id, None),
-            field=Field("messages"),
-            extras=ChatExtras(tools=tools, template_kwargs=body.chat_template_kwargs or {}),
-            kept_ids=reading.kept_ids(has_tools=bool(tools)),
+            extras=ChatExtras(tools=body.offered, template_kwargs=body.chat_template_kwargs or {}),
+            tool_choice=body.tool_choice_mode(),
             logprobs=body.logprob_options(),
         )
-        frame = reading.frame(
-            body.grammar_spec(), body.tool_choice_mode(), prompt_ids=ask.prompt_ids
-        )
-        ask = await input_processor.keeping_to(ask, frame)
-        new_parser = reading.new_parser(
-            tools=[tool["function"]["name"] for tool in tools], prompt_ids=ask.prompt_ids
-        )
-        asks = ask.choices(body.num_choices)
-        return await respond(request, body, asks, CHAT, new_parser)
+        asks = chat.tokenized.choices(body.num_choices)
+        return await respond(request, body, asks, CHAT, chat.new_parser)
 
     @router.get("/models")
     async def models() -> dict[str, object]:

@@ -1,0 +1,78 @@
+"""Tokenizes a chat and prepares the parser of its answer; all chat APIs share it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.generation.input_processor import Field, InputProcessor, TokenizedRequest
+from server.parsers.chat_parser import ChatParser
+from server.parsers.message_parts import NewParser
+from server.protocol.common import Message, SamplingFields
+from server.protocol.engine_options import LogprobOptions
+from server.protocol.tools import ToolChoiceMode
+from server.text.tokenizer import ChatExtras
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One chat as token ids, and what makes the parsers of its answers."""
+
+    tokenized: TokenizedRequest
+    new_parser: NewParser
+
+
+class ChatProcessor:
+    """Turns chats into requests with grammars for their tools, and parsers for their answers."""
+
+    def __init__(self, *, input_processor: InputProcessor, parser: ChatParser) -> None:
+        self._input_processor = input_processor
+        self._parser = parser
+
+    async def count_tokens(self, messages: Sequence[Message], extras: ChatExtras) -> int:
+        """Count the prompt's tokens. Raises ApiError."""
+        self._check_tools(extras)
+        ids = await self._input_processor.encode(messages, field=Field("messages"), extras=extras)
+        return len(ids)
+
+    async def tokenize(
+        self,
+        messages: Sequence[Message],
+        fields: SamplingFields,
+        *,
+        names: tuple[str, ...],
+        extras: ChatExtras,
+        tool_choice: ToolChoiceMode | None,
+        sampling_prefix: str = "",
+        logprobs: LogprobOptions | None = None,
+    ) -> ChatRequest:
+        """Tokenize one chat. Raises ApiError for what this model cannot serve.
+
+        sampling_prefix is what a client writes before the names of the sampling fields.
+        """
+        self._check_tools(extras)
+        tokenized = await self._input_processor.ask(
+            messages,
+            fields,
+            names=names,
+            field=Field("messages", sampling_prefix),
+            extras=extras,
+            kept_ids=self._parser.kept_ids(has_tools=bool(extras.tools)),
+            logprobs=logprobs,
+        )
+        frame = self._parser.frame(
+            fields.grammar_spec(sampling_prefix), tool_choice, prompt_ids=tokenized.prompt_ids
+        )
+        tokenized = await self._input_processor.keeping_to(tokenized, frame)
+        new_parser = self._parser.new_parser(
+            tools=[_name_of(tool) for tool in extras.tools], prompt_ids=tokenized.prompt_ids
+        )
+        return ChatRequest(tokenized, new_parser)
+
+    def _check_tools(self, extras: ChatExtras) -> None:
+        if extras.tools:
+            self._parser.check_tools()
+
+
+def _name_of(tool: Mapping[str, Any]) -> str:
+    name: str = tool["function"]["name"]
+    return name
