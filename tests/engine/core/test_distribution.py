@@ -13,7 +13,6 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from draft import BlockRequest, DraftBlock, DSparkProposer, inverse_cdf
 from engine import EngineSamplingParams, Request
@@ -21,40 +20,26 @@ from engine.build import Built
 from engine.draft_length.confidence_cutoff import ConfidenceThreshold
 from engine.draft_length.cost_model import Curve, StepCosts
 from engine.draft_length.draft_budget import LoadBudget
-from engine.loading.target import LoadedTarget, describe_target
+from engine.loading.target import LoadedTarget
 from engine.sampling import verify_step as verifier
 from engine.sampling.rejection import Verdict, verify_sampled
 from engine.scheduler.draft_allocation import StepLoad
 from engine.scheduler.plan import StepPlan
+from tests.support.engine.eight_tokens import (
+    BLOCK,
+    PROMPT,
+    VOCAB,
+    eight_token_engine,
+    eight_token_target,
+)
 from tests.support.engine.running import run_all
-from tests.support.engine.tiny_models import HIDDEN, LAYERS, tiny_engine, write_tiny_draft
 
-VOCAB = 8
-PROMPT = (3, 1, 4, 1, 5)
 NUM_SAMPLES = 50_000
-BLOCK = 2
 
 
 @pytest.fixture(scope="module")
 def target() -> LoadedTarget:
-    torch.manual_seed(11)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=64,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=12,
-        max_position_embeddings=64,
-        initializer_range=0.15,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-        attn_implementation="eager",
-    )
-    model = LlamaForCausalLM(config).eval().requires_grad_(False)
-    return describe_target(model, max_len=32, dtype=torch.float32)
+    return eight_token_target()
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +84,6 @@ def well_informed_drafts(next_probs: dict[tuple[int, ...], Tensor]) -> Iterator[
         yield
 
 
-def _engine(target: LoadedTarget, folder: Path, **settings: object) -> Built:
-    write_tiny_draft(folder, block_size=BLOCK, vocab_size=VOCAB, mask_token_id=VOCAB - 1)
-    return tiny_engine(target=target, draft_folder=folder, max_running_requests=64, **settings)
-
-
 def _p_value(
     built: Built,
     expected: Tensor,
@@ -135,7 +115,7 @@ def _p_value(
 def test_sampling_with_a_bad_draft_gives_the_targets_distribution(
     target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
 ) -> None:
-    built = _engine(target, tmp_path)
+    built = eight_token_engine(target, tmp_path)
     assert _p_value(built, _expected(next_probs)) > 0.001
     accepted = built.engine.snapshot()
     assert 0 < accepted.num_accepted_tokens < 0.7 * accepted.num_draft_tokens
@@ -145,7 +125,7 @@ def test_sampling_with_a_bad_draft_gives_the_targets_distribution(
 def test_sampling_with_a_good_draft_gives_the_targets_distribution(
     target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
 ) -> None:
-    built = _engine(target, tmp_path)
+    built = eight_token_engine(target, tmp_path)
     with well_informed_drafts(next_probs):
         assert _p_value(built, _expected(next_probs)) > 0.001
     accepted = built.engine.snapshot()
@@ -164,7 +144,7 @@ def test_a_biased_verifier_fails_the_same_test(
         return verify_sampled(*args, **kwargs)
 
     monkeypatch.setattr(verifier, "verify_sampled", too_kind)
-    assert _p_value(_engine(target, tmp_path), _expected(next_probs)) < 0.001
+    assert _p_value(eight_token_engine(target, tmp_path), _expected(next_probs)) < 0.001
 
 
 # A block of two is planned where three tokens are still to come: behind the first of four.
@@ -175,7 +155,7 @@ CUT: dict[str, int] = {"num_tokens": 4, "num_samples": 20_000}
 def test_a_confidence_threshold_leaves_the_targets_distribution(
     target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
 ) -> None:
-    built = _engine(target, tmp_path, confidence_threshold=0.25)
+    built = eight_token_engine(target, tmp_path, confidence_threshold=0.25)
     cuts = []
     cut = ConfidenceThreshold.cut
 
@@ -208,7 +188,7 @@ def test_a_budget_that_looks_at_the_token_itself_fails_the_same_test(
         )
         return StepPlan(tuple(scheduled_seqs))
 
-    built = _engine(target, tmp_path, confidence_threshold=0.25)
+    built = eight_token_engine(target, tmp_path, confidence_threshold=0.25)
     with patch.object(ConfidenceThreshold, "cut", peeking):
         assert _p_value(built, _expected(next_probs, 4), **CUT) < 0.001
 
@@ -242,7 +222,7 @@ def test_numbers_of_drafts_that_follow_earlier_rounds_leave_the_targets_distribu
     tmp_path: Path,
 ) -> None:
     costs = StepCosts(passes=Curve.through({1: 1.0}), drafts=Curve.through({1: 1.0}))
-    built = _engine(target, tmp_path, costs=costs)
+    built = eight_token_engine(target, tmp_path, costs=costs)
     seeds = itertools.count()  # those that the engine gives itself, the same in every run
     with (
         patch.object(secrets, "randbits", lambda bits: next(seeds)),

@@ -1,7 +1,6 @@
 """Where a device computes by itself, the host has its other work done while it does."""
 
 import asyncio
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,83 +9,18 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from engine import EngineDead, EngineSamplingParams, Finish, FinishReason, Request, TokenEvent
-from engine.api import SpeculationStats
+from engine import EngineDead, EngineSamplingParams, Request, TokenEvent
 from engine.core.event_dispatch import EventDispatcher, Listener
 from engine.core.worker import EngineWorker
 from engine.runner.target_model import TargetModel
 from engine.sampling import verify_step as verifier
 from engine.sampling.token_masks import EVERYTHING
+from tests.support.engine.fake_device import ENDED, FakeDevice
 from tests.support.engine.tiny_models import tiny_engine, write_tiny_draft
-
-ENDED = Finish(
-    reason=FinishReason.LENGTH,
-    matched=None,
-    num_prompt_tokens=1,
-    num_output_tokens=3,
-    num_cached_tokens=0,
-    speculation=SpeculationStats((), 0),
-    queue_seconds=0.0,
-    prefill_seconds=0.0,
-    decode_seconds=0.0,
-)
-
-
-class Device:
-    """An engine on a device of its own, which writes down what happens when.
-
-    A request of N tokens takes N steps; each says one token, numbered from 1.
-    """
-
-    info: Any = None
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.breaks_in_step = 0
-        self._left: dict[str, int] = {}
-        self._said: dict[str, int] = {}
-        self._numbers = itertools.count(1)
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._left
-
-    def add(self, request: Request) -> None:
-        self._left[request.request_id] = request.params.max_new_tokens
-        self._said[request.request_id] = 0
-
-    def abort(self, request_id: str) -> Finish | None:
-        return ENDED if self._left.pop(request_id, None) is not None else None
-
-    def request_ids(self) -> list[str]:
-        return list(self._left)
-
-    def snapshot(self) -> Any:
-        return None
-
-    def record_idle(self, seconds: float) -> None:
-        """Nobody asks for it."""
-
-    def step(self, meanwhile: Callable[[], None]) -> list[TokenEvent]:
-        number = next(self._numbers)
-        self.log.append(f"launch {number}")
-        meanwhile()
-        if number == self.breaks_in_step:
-            raise RuntimeError("the device is gone")
-        self.log.append(f"wait {number}")
-        events = []
-        for name in list(self._left):
-            self._left[name] -= 1
-            self._said[name] += 1
-            finish = ENDED if self._left[name] == 0 else None
-            if finish is not None:
-                del self._left[name]
-            events.append(TokenEvent(name, (self._said[name],), finish))
-        return events
 
 
 def run(
-    device: Device, requests: dict[str, int], *, delivers_after_launch: bool
+    device: FakeDevice, requests: dict[str, int], *, delivers_after_launch: bool
 ) -> dict[str, list[Any]]:
     """What each caller is told: tokens, or the error that ends its stream."""
     tell = EventDispatcher.tell
@@ -118,7 +52,7 @@ def run(
 
 
 def test_events_go_out_while_the_device_is_at_the_next_pass() -> None:
-    device = Device()
+    device = FakeDevice()
     assert run(device, {"a": 3}, delivers_after_launch=True) == {"a": [1, 2, 3]}
     assert device.log == [
         *("launch 1", "wait 1"),
@@ -129,7 +63,7 @@ def test_events_go_out_while_the_device_is_at_the_next_pass() -> None:
 
 
 def test_where_a_pass_is_the_hosts_own_work_events_go_out_at_once() -> None:
-    device = Device()
+    device = FakeDevice()
     assert run(device, {"a": 2}, delivers_after_launch=False) == {"a": [1, 2]}
     assert device.log == ["launch 1", "wait 1", "tell a1", "launch 2", "wait 2", "tell a2"]
 
@@ -137,7 +71,7 @@ def test_where_a_pass_is_the_hosts_own_work_events_go_out_at_once() -> None:
 @pytest.mark.parametrize("delivers_after_launch", [False, True])
 def test_everybody_is_told_everything_in_order(delivers_after_launch: bool) -> None:
     requests = {"a": 1, "b": 5, "c": 2}
-    told = run(Device(), requests, delivers_after_launch=delivers_after_launch)
+    told = run(FakeDevice(), requests, delivers_after_launch=delivers_after_launch)
     assert told == {name: list(range(1, count + 1)) for name, count in requests.items()}
 
 
@@ -145,7 +79,7 @@ def test_everybody_is_told_everything_in_order(delivers_after_launch: bool) -> N
 def test_what_happened_before_the_engine_died_is_told_before_the_death(
     delivers_after_launch: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    device = Device()
+    device = FakeDevice()
     device.breaks_in_step = 3
     assert run(device, {"a": 9}, delivers_after_launch=delivers_after_launch) == {
         "a": [1, 2, EngineDead]
@@ -157,7 +91,7 @@ def test_the_last_word_is_not_kept_when_everybody_else_leaves() -> None:
     """One request ends in a step after which the only other one is abandoned."""
 
     async def scenario() -> None:
-        device = Device()
+        device = FakeDevice()
         worker = EngineWorker(device, delivers_after_launch=True)  # type: ignore[arg-type]
         try:
             others: asyncio.Queue[TokenEvent] = asyncio.Queue()

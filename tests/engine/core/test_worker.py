@@ -3,8 +3,8 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,39 +14,19 @@ import pytest
 from engine import (
     EngineDead,
     EngineDraining,
-    EngineSamplingParams,
     FinishReason,
     Request,
     RequestRejected,
     TokenEvent,
 )
 from engine.core.worker import EngineWorker
-from tests.support.engine.running import prompts
-from tests.support.engine.tiny_models import VOCAB, tiny_engine, tiny_target, write_tiny_draft
+from tests.support.engine.tiny_models import write_tiny_draft
+from tests.support.engine.workers import collect_events, greedy_request, running_worker
 
 
 @pytest.fixture(scope="module")
 def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_draft(tmp_path_factory.mktemp("draft"))
-
-
-@asynccontextmanager
-async def running(
-    folder: Path, *, delivers_after_launch: bool = False, **settings: object
-) -> AsyncIterator[EngineWorker]:
-    built = tiny_engine(
-        target=tiny_target(has_eos=False), draft_folder=folder, **{"num_pages": 200, **settings}
-    )
-    worker = EngineWorker(built.engine, num_threads=1, delivers_after_launch=delivers_after_launch)
-    try:
-        yield worker
-    finally:
-        worker.close()
-
-
-def ask(request_id: str = "a", max_new_tokens: int = 12, seed: int = 5) -> Request:
-    (prompt,) = prompts(1, vocab=VOCAB, seed=seed)
-    return Request(request_id, tuple(prompt), EngineSamplingParams(max_new_tokens=max_new_tokens))
 
 
 def begun(
@@ -55,12 +35,6 @@ def begun(
     if in_parts:
         return worker.generate(request, events.append)
     return worker.generate_whole(request, events)
-
-
-async def collect(worker: EngineWorker, request: Request) -> list[TokenEvent]:
-    events: list[TokenEvent] = []
-    await worker.generate(request, events.append)
-    return events
 
 
 @contextmanager
@@ -90,8 +64,8 @@ async def baseline(worker: EngineWorker) -> None:
 
 def test_a_stream_ends_with_its_one_finish(draft_folder: Path) -> None:
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
-            events = await collect(worker, ask())
+        async with running_worker(draft_folder) as worker:
+            events = await collect_events(worker, greedy_request())
             assert [e.finish is not None for e in events] == [False] * (len(events) - 1) + [True]
             assert sum(len(e.token_ids) for e in events) == 12
 
@@ -103,11 +77,13 @@ def test_requests_of_many_callers_run_together(
     draft_folder: Path, delivers_after_launch: bool
 ) -> None:
     async def scenario() -> None:
-        async with running(draft_folder, delivers_after_launch=delivers_after_launch) as worker:
-            asked = [ask(str(i), seed=i) for i in range(8)]
-            together = await asyncio.gather(*(collect(worker, r) for r in asked))
+        async with running_worker(
+            draft_folder, delivers_after_launch=delivers_after_launch
+        ) as worker:
+            asked = [greedy_request(str(i), seed=i) for i in range(8)]
+            together = await asyncio.gather(*(collect_events(worker, r) for r in asked))
             for request, events in zip(asked, together, strict=True):
-                again = await collect(worker, request)
+                again = await collect_events(worker, request)
                 assert [t for e in events for t in e.token_ids] == [
                     t for e in again for t in e.token_ids
                 ]
@@ -121,13 +97,13 @@ def test_a_loop_that_closes_over_its_requests_leaves_them(
     draft_folder: Path, in_parts: bool
 ) -> None:
     async def begin(worker: EngineWorker) -> None:
-        call = begun(worker, ask(max_new_tokens=100), [], in_parts=in_parts)
+        call = begun(worker, greedy_request(max_new_tokens=100), [], in_parts=in_parts)
         leaving.append(asyncio.create_task(call))
         while (await worker.snapshot()).num_used_pages == 0:
             await asyncio.sleep(0)
 
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
+        async with running_worker(draft_folder) as worker:
             loop = asyncio.new_event_loop()
             loop.set_exception_handler(lambda *_: None)  # it complains of the task
             await asyncio.to_thread(loop.run_until_complete, begin(worker))
@@ -145,9 +121,9 @@ def test_a_loop_that_closes_over_its_requests_leaves_them(
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_leaving_in_the_middle_gives_the_pages_back(draft_folder: Path, in_parts: bool) -> None:
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
+        async with running_worker(draft_folder) as worker:
             events: list[TokenEvent] = []
-            call = begun(worker, ask(max_new_tokens=100), events, in_parts=in_parts)
+            call = begun(worker, greedy_request(max_new_tokens=100), events, in_parts=in_parts)
             task = asyncio.create_task(call)
             while (await worker.snapshot()).num_used_pages == 0:
                 await asyncio.sleep(0)
@@ -156,7 +132,7 @@ def test_leaving_in_the_middle_gives_the_pages_back(draft_folder: Path, in_parts
                 await task
             await baseline(worker)
             told = len(events)
-            await collect(worker, ask("b"))
+            await collect_events(worker, greedy_request("b"))
             assert len(events) == told  # nothing is heard after leaving
 
     asyncio.run(scenario())
@@ -164,14 +140,16 @@ def test_leaving_in_the_middle_gives_the_pages_back(draft_folder: Path, in_parts
 
 def test_what_a_listener_raises_ends_its_request_and_no_other(draft_folder: Path) -> None:
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
+        async with running_worker(draft_folder) as worker:
 
             def hear(event: TokenEvent) -> None:
                 raise ZeroDivisionError
 
-            other = asyncio.create_task(collect(worker, ask("other", max_new_tokens=40)))
+            other = asyncio.create_task(
+                collect_events(worker, greedy_request("other", max_new_tokens=40))
+            )
             with pytest.raises(ZeroDivisionError):
-                await worker.generate(ask(max_new_tokens=100), hear)
+                await worker.generate(greedy_request(max_new_tokens=100), hear)
             assert sum(len(e.token_ids) for e in await other) == 40
             await baseline(worker)
 
@@ -183,10 +161,12 @@ def test_a_loop_is_woken_once_a_step_however_many_listen(
     draft_folder: Path, delivers_after_launch: bool
 ) -> None:
     async def scenario() -> None:
-        async with running(draft_folder, delivers_after_launch=delivers_after_launch) as worker:
-            asked = [ask(str(i), max_new_tokens=40, seed=i) for i in range(6)]
+        async with running_worker(
+            draft_folder, delivers_after_launch=delivers_after_launch
+        ) as worker:
+            asked = [greedy_request(str(i), max_new_tokens=40, seed=i) for i in range(6)]
             with counted_wakes() as wakes:
-                told = await asyncio.gather(*(collect(worker, r) for r in asked))
+                told = await asyncio.gather(*(collect_events(worker, r) for r in asked))
             steps = (await worker.snapshot()).num_steps
             assert len(wakes) <= steps + len(asked)  # and one for each admission
             assert sum(map(len, told)) > 2 * steps
@@ -196,11 +176,11 @@ def test_a_loop_is_woken_once_a_step_however_many_listen(
 
 def test_whoever_waits_for_a_whole_answer_is_woken_once(draft_folder: Path) -> None:
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
-            expected = await collect(worker, ask(max_new_tokens=100))
+        async with running_worker(draft_folder) as worker:
+            expected = await collect_events(worker, greedy_request(max_new_tokens=100))
             events: list[TokenEvent] = []
             with counted_wakes() as wakes:
-                request = ask(max_new_tokens=100)
+                request = greedy_request(max_new_tokens=100)
                 await worker.generate_whole(request, events)
             assert len(wakes) <= 2  # admitted, and all of it
             assert [e.token_ids for e in events] == [e.token_ids for e in expected]
@@ -214,11 +194,13 @@ def test_a_cancelled_caller_is_forgotten_even_before_its_first_token(
     draft_folder: Path, delivers_after_launch: bool
 ) -> None:
     async def scenario() -> None:
-        async with running(
+        async with running_worker(
             draft_folder, delivers_after_launch=delivers_after_launch, max_running_requests=1
         ) as worker:
             tasks = [
-                asyncio.create_task(collect(worker, ask(str(i), max_new_tokens=100)))
+                asyncio.create_task(
+                    collect_events(worker, greedy_request(str(i), max_new_tokens=100))
+                )
                 for i in range(4)
             ]
             await asyncio.sleep(0.05)
@@ -236,8 +218,10 @@ def test_an_abort_by_id_ends_the_stream_with_that_reason(
     draft_folder: Path, delivers_after_launch: bool
 ) -> None:
     async def scenario() -> None:
-        async with running(draft_folder, delivers_after_launch=delivers_after_launch) as worker:
-            task = asyncio.create_task(collect(worker, ask(max_new_tokens=100)))
+        async with running_worker(
+            draft_folder, delivers_after_launch=delivers_after_launch
+        ) as worker:
+            task = asyncio.create_task(collect_events(worker, greedy_request(max_new_tokens=100)))
             while (await worker.snapshot()).num_running == 0:
                 await asyncio.sleep(0.005)
             assert await worker.abort("somebody else") == 0
@@ -252,10 +236,10 @@ def test_an_abort_by_id_ends_the_stream_with_that_reason(
 
 def test_a_refused_request_raises_before_its_first_event(draft_folder: Path) -> None:
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
+        async with running_worker(draft_folder) as worker:
             with pytest.raises(RequestRejected, match="maximum context length"):
-                await collect(worker, ask(max_new_tokens=5000))
-            assert len(await collect(worker, ask())) > 0
+                await collect_events(worker, greedy_request(max_new_tokens=5000))
+            assert len(await collect_events(worker, greedy_request())) > 0
 
     asyncio.run(scenario())
 
@@ -264,8 +248,8 @@ def test_when_the_loop_dies_nobody_is_left_waiting(
     draft_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
-            await collect(worker, ask())
+        async with running_worker(draft_folder) as worker:
+            await collect_events(worker, greedy_request())
 
             def explode(**_: object) -> list[TokenEvent]:
                 raise RuntimeError("out of luck")
@@ -273,7 +257,7 @@ def test_when_the_loop_dies_nobody_is_left_waiting(
             monkeypatch.setattr(worker._engine, "step", explode)
             for i in range(3):  # those who wait, and those who come after
                 with pytest.raises(EngineDead, match="the engine has stopped"):
-                    await asyncio.wait_for(collect(worker, ask(str(i))), 10)
+                    await asyncio.wait_for(collect_events(worker, greedy_request(str(i))), 10)
             assert not worker.is_healthy()
             calls: list[Callable[[], Awaitable[object]]] = [
                 worker.flush_cache,
@@ -305,11 +289,11 @@ class ClosedOnTheWay:
 
 def test_who_comes_while_the_engine_is_closed_is_not_left_waiting(draft_folder: Path) -> None:
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
+        async with running_worker(draft_folder) as worker:
             worker._inbox = ClosedOnTheWay(worker)  # type: ignore[assignment]
             for _ in range(2):  # who comes in that moment, and who comes after
                 with pytest.raises(EngineDead, match="closed"):
-                    await asyncio.wait_for(collect(worker, ask()), 10)
+                    await asyncio.wait_for(collect_events(worker, greedy_request()), 10)
 
     asyncio.run(scenario())
 
@@ -318,10 +302,10 @@ def test_who_waits_in_front_of_a_dead_engine_that_is_closed_is_refused(
     draft_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
+        async with running_worker(draft_folder) as worker:
             monkeypatch.setattr(worker._engine, "step", None)
             with pytest.raises(EngineDead):
-                await collect(worker, ask())
+                await collect_events(worker, greedy_request())
             go_on = threading.Event()
             worker._inbox.put(go_on.wait)  # type: ignore[arg-type]
             waiting = [asyncio.create_task(worker.flush_cache()) for _ in range(2)]
@@ -340,7 +324,7 @@ def test_a_snapshot_does_not_wait_for_a_hanging_step(
     draft_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
+        async with running_worker(draft_folder) as worker:
             step = worker._engine.step
 
             def hang(**given: Any) -> list[TokenEvent]:
@@ -348,7 +332,7 @@ def test_a_snapshot_does_not_wait_for_a_hanging_step(
                 return step(**given)
 
             monkeypatch.setattr(worker._engine, "step", hang)
-            task = asyncio.create_task(collect(worker, ask(max_new_tokens=1)))
+            task = asyncio.create_task(collect_events(worker, greedy_request(max_new_tokens=1)))
             await asyncio.sleep(0.4)
             asked_at = time.monotonic()
             now = await worker.snapshot()
@@ -364,14 +348,16 @@ def test_draining_refuses_newcomers_and_lets_the_others_finish(
     draft_folder: Path, delivers_after_launch: bool
 ) -> None:
     async def scenario() -> None:
-        async with running(draft_folder, delivers_after_launch=delivers_after_launch) as worker:
-            task = asyncio.create_task(collect(worker, ask(max_new_tokens=40)))
+        async with running_worker(
+            draft_folder, delivers_after_launch=delivers_after_launch
+        ) as worker:
+            task = asyncio.create_task(collect_events(worker, greedy_request(max_new_tokens=40)))
             while (await worker.snapshot()).num_running == 0:
                 await asyncio.sleep(0.005)
             drained = asyncio.create_task(worker.drain(timeout_s=20))
             await asyncio.sleep(0)
             with pytest.raises(EngineDraining):
-                await collect(worker, ask("late"))
+                await collect_events(worker, greedy_request("late"))
             assert await drained is True
             assert sum(len(e.token_ids) for e in await task) == 40
 
@@ -380,8 +366,8 @@ def test_draining_refuses_newcomers_and_lets_the_others_finish(
 
 def test_draining_ends_what_takes_too_long(draft_folder: Path) -> None:
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
-            task = asyncio.create_task(collect(worker, ask(max_new_tokens=100)))
+        async with running_worker(draft_folder) as worker:
+            task = asyncio.create_task(collect_events(worker, greedy_request(max_new_tokens=100)))
             while (await worker.snapshot()).num_running == 0:
                 await asyncio.sleep(0.005)
             assert await worker.drain(timeout_s=0) is False
@@ -396,7 +382,7 @@ def test_draining_does_not_wait_for_a_hanging_step(
     draft_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
+        async with running_worker(draft_folder) as worker:
             is_stuck, may_go_on = threading.Event(), threading.Event()
             step = worker._engine.step
 
@@ -406,7 +392,7 @@ def test_draining_does_not_wait_for_a_hanging_step(
                 return step(**given)
 
             monkeypatch.setattr(worker._engine, "step", hang)
-            task = asyncio.create_task(collect(worker, ask(max_new_tokens=1)))
+            task = asyncio.create_task(collect_events(worker, greedy_request(max_new_tokens=1)))
             while not is_stuck.is_set():
                 await asyncio.sleep(0.005)
             try:
@@ -423,7 +409,7 @@ def test_draining_an_engine_that_dies_is_over(
     draft_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
+        async with running_worker(draft_folder) as worker:
             step = worker._engine.step
 
             def die_late(**given: Any) -> list[TokenEvent]:
@@ -434,7 +420,7 @@ def test_draining_an_engine_that_dies_is_over(
                 return step(**given)
 
             monkeypatch.setattr(worker._engine, "step", die_late)
-            task = asyncio.create_task(collect(worker, ask(max_new_tokens=100)))
+            task = asyncio.create_task(collect_events(worker, greedy_request(max_new_tokens=100)))
             while (await worker.snapshot()).num_running == 0:
                 await asyncio.sleep(0.005)
             assert await worker.drain(timeout_s=20) is False
@@ -446,9 +432,11 @@ def test_draining_an_engine_that_dies_is_over(
 
 def test_the_context_writer_is_switched_while_requests_run(draft_folder: Path) -> None:
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
-            expected = await collect(worker, ask("first", max_new_tokens=60))
-            task = asyncio.create_task(collect(worker, ask("second", max_new_tokens=60)))
+        async with running_worker(draft_folder) as worker:
+            expected = await collect_events(worker, greedy_request("first", max_new_tokens=60))
+            task = asyncio.create_task(
+                collect_events(worker, greedy_request("second", max_new_tokens=60))
+            )
             assert (await worker.set_context_kv("off")).path == "per_layer"
             assert (await worker.set_context_kv("on")).path == "stacked"
             told = [t for e in await task for t in e.token_ids]
@@ -459,12 +447,12 @@ def test_the_context_writer_is_switched_while_requests_run(draft_folder: Path) -
 
 def test_the_time_without_a_request_is_idle_and_no_other(draft_folder: Path) -> None:
     async def scenario() -> None:
-        async with running(draft_folder) as worker:
+        async with running_worker(draft_folder) as worker:
             started = time.monotonic()
-            await collect(worker, ask("a"))
+            await collect_events(worker, greedy_request("a"))
             first = (await worker.snapshot()).idle_seconds
             await asyncio.sleep(0.2)
-            await collect(worker, ask("b"))
+            await collect_events(worker, greedy_request("b"))
             gap = (await worker.snapshot()).idle_seconds - first
             assert 0.1 < gap < time.monotonic() - started
 

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from engine import RequestRejected
-from tests.engine.core.test_worker import ask, collect, running
 from tests.support.engine.tiny_models import write_tiny_draft
+from tests.support.engine.workers import collect_events, greedy_request, running_worker
 
 
 def test_a_profile_tells_what_the_engines_thread_did(tmp_path: Path) -> None:
     draft = write_tiny_draft(tmp_path / "draft")
 
     async def run() -> list[str]:
-        async with running(draft) as worker:
+        async with running_worker(draft) as worker:
             await worker.start_profile(str(tmp_path / "new" / "folder"))
             with pytest.raises(RequestRejected, match="stop it first"):
                 await worker.start_profile(str(tmp_path))
-            await collect(worker, ask())
+            await collect_events(worker, greedy_request())
             first = await worker.stop_profile()
             with pytest.raises(RequestRejected, match="start one first"):
                 await worker.stop_profile()
@@ -37,10 +37,10 @@ def test_a_folder_that_cannot_be_made_is_refused_and_the_engine_lives(tmp_path: 
     (tmp_path / "file").write_text("")
 
     async def run() -> bool:
-        async with running(draft) as worker:
+        async with running_worker(draft) as worker:
             with pytest.raises(RequestRejected, match="no profile can be written"):
                 await worker.start_profile(str(tmp_path / "file" / "below"))
-            await collect(worker, ask())
+            await collect_events(worker, greedy_request())
             return worker.is_healthy()
 
     assert asyncio.run(run())

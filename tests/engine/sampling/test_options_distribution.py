@@ -22,11 +22,15 @@ from transformers import (
 from engine import EngineSamplingParams, Request
 from engine.build import Built
 from engine.loading.target import LoadedTarget, by_transformers_alone
-from tests.engine.core.test_distribution import PROMPT, VOCAB, _engine, target
+from tests.support.engine.eight_tokens import PROMPT, VOCAB, eight_token_engine, eight_token_target
 from tests.support.engine.option_cases import ByParity, OpenAIPenalties
 from tests.support.engine.running import run_told
 
-__all__ = ["target"]
+
+@pytest.fixture(scope="module")
+def target() -> LoadedTarget:
+    return eight_token_target()
+
 
 NUM_SAMPLES = 6_000
 STOP = 2
@@ -144,7 +148,7 @@ def test_whole_answers_have_the_distribution_that_the_options_ask_for(
 ) -> None:
     expected = dict(_answers(target, combined))
     assert sum(expected.values()) == pytest.approx(1, abs=1e-6)
-    built = _engine(target, tmp_path, max_queued_requests=1000)
+    built = eight_token_engine(target, tmp_path, max_queued_requests=1000)
     observed = _observed(built, combined)
     assert set(observed) <= set(expected)
     common = [answer for answer, p in expected.items() if p * NUM_SAMPLES >= 5]

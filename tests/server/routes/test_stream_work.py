@@ -16,7 +16,7 @@ from engine.core.worker import EngineWorker
 from server.app import create_app
 from server.options import ServerOptions
 from server.routes.sse_dialects import OPENAI
-from tests.engine.core.test_overlap import Device
+from tests.support.engine.fake_device import FakeDevice
 from tests.support.server.byte_text import byte_codec
 from tests.support.server.fakes import FakeEngine, app_with
 
@@ -68,7 +68,7 @@ def test_line_ends_that_some_clients_take_for_more_are_escaped() -> None:
     assert json.loads(frame.removeprefix(b"data: ")) == {"text": said}
 
 
-class Paced(Device):
+class Paced(FakeDevice):
     """Begins when all requests are there; does a step once what it told is on the connection."""
 
     info = EngineInfo(1000, 258, 4, ())
