@@ -1,11 +1,11 @@
-"""Holds this server against others, each alone on the machine in its turn, and its own engine.
+"""Compares this server with others, one at a time on the machine, and with its engine alone.
 
     PEERS=/where/they/are python -m benchmarks.peers.compare --output benchmarks/results
 
-Every server of servers.yaml is started, warmed up, asked by one stream and by sixteen, and stopped
-again, three times over; those that take long to start are frozen between their turns. Where a
-server names its engine, the same prompts go through that too, without HTTP. README.md beside this
-file says how the others are installed.
+Every server of servers.yaml is started, warmed up, measured with one stream and with sixteen, and
+stopped, three times; slow starters are suspended between their turns. If a server names its
+engine, the same prompts also run through that without HTTP. README.md in this folder explains how
+the others are installed.
 """
 
 import argparse
@@ -19,9 +19,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dspark.bench.http.contenders import Contender, read_contenders
-from dspark.bench.http.isolated_servers import Course, RequestLoad, Stand, take_turns_alone
-from dspark.bench.http.standings import Standings
+from dspark.bench.http.isolated_servers import (
+    IsolatedPlan,
+    IsolatedServer,
+    StreamLoad,
+    run_isolated,
+)
+from dspark.bench.http.server_comparison import ServerComparison
+from dspark.bench.http.server_specs import ServerSpec, read_server_specs
 from dspark.bench.report.environment import Start, circumstances
 from dspark.cli.measuring import at_least_one, check_output, print_result, prompts_in
 from engine import EngineError
@@ -29,14 +34,14 @@ from engine.platform.host import available_cores
 from server.settings.schema import SettingsError
 
 _HERE = Path(__file__).parent
-_LOADS = (RequestLoad(streams=1, num_prompts=4), RequestLoad(streams=16, num_prompts=16))
+_LOADS = (StreamLoad(streams=1, num_prompts=4), StreamLoad(streams=16, num_prompts=16))
 _START_TIMEOUT_S = 600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 1 when something cannot be done, or a server answered nothing."""
+    """Run the comparison; return 1 for an error, or if a server answered nothing."""
     args = _parser().parse_args(arguments)
-    # A program that is told to end stops what it has started first.
+    # SIGTERM stops the started servers first.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _run(args)
@@ -52,28 +57,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     check_output(args.output)
-    contenders = read_contenders(args.servers, args.only)
-    course = _course(args)
+    specs = read_server_specs(args.servers, args.only)
+    plan = _plan(args)
     start = Start.now()
     logs = args.logs or Path(tempfile.gettempdir()) / f"compare-{os.getpid()}"
-    stands = _stands(contenders, logs)
+    servers = _isolated_servers(specs, logs)
     logs.mkdir(parents=True, exist_ok=True)
-    begun = time.perf_counter()
-    asyncio.run(take_turns_alone(stands, course, report=_report_since(begun)))
-    took = time.perf_counter() - begun
-    if args.logs is None:  # after a failure they stay, for it names them
+    started = time.perf_counter()
+    asyncio.run(run_isolated(servers, plan, report=_report_since(started)))
+    took = time.perf_counter() - started
+    if args.logs is None:  # kept after a failure, whose message names them
         shutil.rmtree(logs)
-    standings = Standings(stands, course)
+    comparison = ServerComparison(servers, plan)
     return print_result(
-        standings,
-        title=_title(course),
-        notes=[*start.notes(), *standings.notes()],
+        comparison,
+        title=_title(plan),
+        notes=[*start.notes(), *comparison.notes()],
         args=args,
         values={
             **circumstances(start),
-            "prompts": course.prompt_file.name,
-            "max_tokens": course.max_tokens,
-            "trials": course.trials,
+            "prompts": plan.prompt_file.name,
+            "max_tokens": plan.max_tokens,
+            "trials": plan.trials,
             "seconds": took,
         },
     )
@@ -92,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=_HERE / "servers.yaml",
         metavar="FILE",
-        help="how each is started; default: servers.yaml beside this program",
+        help="how each is started; default: servers.yaml in this folder",
     )
     add("--only", nargs="+", default=[], metavar="NAME", help="some of them; default: all")
     add(
@@ -107,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=_HERE / "prompts.jsonl",
         metavar="FILE",
-        help="JSONL; default: prompts.jsonl beside this program, of about 150 tokens each",
+        help="JSONL; default: prompts.jsonl in this folder, about 150 tokens each",
     )
     add("--max-tokens", type=at_least_one, default=128, metavar="N", help="of each answer")
     add("--trials", type=at_least_one, default=3, metavar="N", help="turns of each; default 3")
@@ -116,54 +121,54 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _load(text: str) -> RequestLoad:
+def _load(text: str) -> StreamLoad:
     streams, colon, prompts = text.partition(":")
     if not (colon and streams.isdecimal() and prompts.isdecimal()):
         raise argparse.ArgumentTypeError(f"found {text}; accepted: STREAMS:PROMPTS, as 16:16")
-    return RequestLoad(at_least_one(streams), at_least_one(prompts))
+    return StreamLoad(at_least_one(streams), at_least_one(prompts))
 
 
-def _course(args: argparse.Namespace) -> Course:
+def _plan(args: argparse.Namespace) -> IsolatedPlan:
     prompts = prompts_in(args.prompts)
     loads = tuple(args.load or _LOADS)
     most = max(load.num_prompts for load in loads)
     if most > len(prompts):
         raise SettingsError(f"--load: found {most} prompts; accepted: at most {len(prompts)}")
-    return Course(prompts, args.prompts, loads, args.max_tokens, args.trials)
+    return IsolatedPlan(prompts, args.prompts, loads, args.max_tokens, args.trials)
 
 
-def _stands(contenders: dict[str, Contender], logs: Path) -> list[Stand]:
+def _isolated_servers(specs: dict[str, ServerSpec], logs: Path) -> list[IsolatedServer]:
     environment = {
-        "BIN": str(Path(sys.executable).parent),  # where this project's own programs are
+        "BIN": str(Path(sys.executable).parent),  # the programs of this project
         "THREADS": str(available_cores()),
         **os.environ,
     }
     return [
-        Stand(
+        IsolatedServer(
             name,
-            contender,
+            spec,
             environment=environment,
             logs=logs,
             start_timeout_s=_START_TIMEOUT_S,
         )
-        for name, contender in contenders.items()
+        for name, spec in specs.items()
     ]
 
 
-def _report_since(begun: float) -> Callable[[str], None]:
-    """A line for each turn that begins, with the seconds since then."""
+def _report_since(started: float) -> Callable[[str], None]:
+    """Return a report that prints labels with the seconds since `started`."""
 
     def report(label: str) -> None:
-        print(f"{time.perf_counter() - begun:5.0f} s  {label}", file=sys.stderr, flush=True)
+        print(f"{time.perf_counter() - started:5.0f} s  {label}", file=sys.stderr, flush=True)
 
     return report
 
 
-def _title(course: Course) -> str:
-    trials = "1 trial" if course.trials == 1 else f"{course.trials} trials"
+def _title(plan: IsolatedPlan) -> str:
+    trials = "1 trial" if plan.trials == 1 else f"{plan.trials} trials"
     return (
-        f"servers, each alone on the machine: {course.max_tokens} output tokens a request, greedy, "
-        f"{trials}; median [minimum - maximum]"
+        f"servers, one at a time on the machine: {plan.max_tokens} output tokens a request, "
+        f"greedy, {trials}; median [minimum - maximum]"
     )
 
 

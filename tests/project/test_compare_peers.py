@@ -1,4 +1,4 @@
-"""The program that holds this server against others, with small servers in their place."""
+"""The comparison with other servers runs end to end, with small servers in their place."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers.compare import main
-from dspark.bench.http.contenders import read_contenders
+from dspark.bench.http.server_specs import read_server_specs
 from dspark.bench.workloads.prompts import read_prompts
 from dspark.cli.main import command_parser, find_command
 from tests.support.ports import free_port
@@ -45,7 +45,7 @@ def test_the_whole_program_prints_tables_and_keeps_one_dated_result(
     assert main(words) == 0
     captured = capsys.readouterr()
     *table, last = captured.out.splitlines()
-    assert table[0].startswith("servers, each alone on the machine: 8 output tokens a request")
+    assert table[0].startswith("servers, one at a time on the machine: 8 output tokens a request")
     assert any(line.startswith("1 stream, 4 prompts") for line in table)
     assert any(line.startswith("2 streams, 4 prompts") for line in table)
     assert any(line.startswith("ours, 2 streams, 4 prompts") for line in table)  # what HTTP adds
@@ -94,17 +94,17 @@ def test_what_cannot_be_done_is_one_line(
 
 
 def test_our_own_entries_are_commands_that_exist() -> None:
-    contenders = read_contenders(HERE / "servers.yaml")
-    assert {name: c.peer for name, c in contenders.items()} == {
+    specs = read_server_specs(HERE / "servers.yaml")
+    assert {name: c.peer for name, c in specs.items()} == {
         **{"speculation": False, "plain": False},
         **{"llama.cpp": True, "vllm": True},
     }
-    lines = [contenders[name].start for name in ("speculation", "plain")]
-    lines.append(str(contenders["speculation"].engine))
+    lines = [specs[name].start for name in ("speculation", "plain")]
+    lines.append(str(specs["speculation"].engine))
     for program, *words in map(shlex.split, lines):
         assert program == "$BIN/dspark"
         command_parser(find_command(words)).parse_strictly(words[1:])
-    assert len({contender.url for contender in contenders.values()}) == len(contenders)
+    assert len({spec.url for spec in specs.values()}) == len(specs)
 
 
 def test_there_are_prompts_of_every_kind_for_sixteen_streams() -> None:

@@ -1,4 +1,4 @@
-"""The routes that a benchmark can ask: what goes out, and how an event of the answer is read."""
+"""Builds request bodies and parses stream events for each supported HTTP route."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Any, Protocol
 Messages = Sequence[Mapping[str, str]]
 
 
-class StreamBroken(Exception):
-    """An event is not what the route promises; the message says what was found."""
+class StreamError(Exception):
+    """An event violates the format of the route; the message names what was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the server says that it did. A count that it does not tell is None."""
+    """Token counts reported by the server; None where it reports none."""
 
     num_input_tokens: int | None = None
     num_output_tokens: int | None = None
@@ -21,7 +21,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StreamEvent:
     """One event of a stream."""
 
     text: str = ""
@@ -31,7 +31,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What every request asks for."""
+    """Sampling parameters of every request."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -40,57 +40,57 @@ class Sampling:
 
 
 class Backend(Protocol):
-    """One route."""
+    """One route of a server."""
 
     path: str
 
     def body(self, messages: Messages, sampling: Sampling, *, model: str) -> dict[str, object]: ...
 
-    def piece(self, event: Mapping[str, Any]) -> Piece:
-        """Raises StreamBroken."""
+    def parse_event(self, event: Mapping[str, Any]) -> StreamEvent:
+        """Raises StreamError."""
         ...
 
 
 class OpenAIChat:
-    """Chat completions: the server's own chat template applies."""
+    """Chat completions; the server applies its chat template."""
 
     path = "/v1/chat/completions"
 
     def body(self, messages: Messages, sampling: Sampling, *, model: str) -> dict[str, object]:
         return {"messages": list(messages), **_openai_fields(sampling, model)}
 
-    def piece(self, event: Mapping[str, Any]) -> Piece:
+    def parse_event(self, event: Mapping[str, Any]) -> StreamEvent:
         choice = _choice(event)
         delta = choice.get("delta") or {}
         if not isinstance(delta, Mapping):
-            raise StreamBroken(f"choices[0].delta is {delta!r}")
-        # Servers with a reasoning parser send what the model thinks in a field of its own.
-        words = [delta.get(name) for name in ("reasoning_content", "reasoning", "content")]
-        return Piece(
-            "".join(word for word in words if isinstance(word, str)),
+            raise StreamError(f"choices[0].delta is {delta!r}")
+        # Servers with a reasoning parser send reasoning in a separate field.
+        texts = [delta.get(name) for name in ("reasoning_content", "reasoning", "content")]
+        return StreamEvent(
+            "".join(text for text in texts if isinstance(text, str)),
             choice.get("finish_reason"),
             _openai_usage(event),
         )
 
 
 class OpenAICompletions:
-    """Completions: the messages' contents, one below the other, without a template."""
+    """Completions of the messages' contents, joined by blank lines, without a template."""
 
     path = "/v1/completions"
 
     def body(self, messages: Messages, sampling: Sampling, *, model: str) -> dict[str, object]:
         return {"prompt": plain_text(messages), **_openai_fields(sampling, model)}
 
-    def piece(self, event: Mapping[str, Any]) -> Piece:
+    def parse_event(self, event: Mapping[str, Any]) -> StreamEvent:
         choice = _choice(event)
         text = choice.get("text") or ""
         if not isinstance(text, str):
-            raise StreamBroken(f"choices[0].text is {text!r}")
-        return Piece(text, choice.get("finish_reason"), _openai_usage(event))
+            raise StreamError(f"choices[0].text is {text!r}")
+        return StreamEvent(text, choice.get("finish_reason"), _openai_usage(event))
 
 
 class Native:
-    """This project's own /generate, with its chat template."""
+    """The native /generate route of this project, with the chat template."""
 
     path = "/generate"
 
@@ -107,19 +107,19 @@ class Native:
             "incremental_stream_output": True,
         }
 
-    def piece(self, event: Mapping[str, Any]) -> Piece:
+    def parse_event(self, event: Mapping[str, Any]) -> StreamEvent:
         text, meta = event.get("text"), event.get("meta_info")
         if not isinstance(text, str) or not isinstance(meta, Mapping):
-            raise StreamBroken(f"an event with the keys {', '.join(event) or '(none)'}")
+            raise StreamError(f"an event with the keys {', '.join(event) or '(none)'}")
         reason = meta.get("finish_reason")
         if reason is None:
-            return Piece(text)
+            return StreamEvent(text)
         usage = Usage(
             _count(meta, "prompt_tokens"),
             _count(meta, "completion_tokens"),
             _count(meta, "cached_tokens"),
         )
-        return Piece(
+        return StreamEvent(
             text, str(reason.get("type") if isinstance(reason, Mapping) else reason), usage
         )
 
@@ -148,14 +148,14 @@ def _openai_fields(sampling: Sampling, model: str) -> dict[str, object]:
 
 
 def _choice(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The one choice of an event; the usage chunk at the end has none."""
+    """Return the first choice of an event; the usage chunk at the end has none."""
     choices = event.get("choices")
     match choices:
         case []:
             return {}
         case [Mapping() as choice, *_]:
             return choice
-    raise StreamBroken(f"choices is {choices!r}")
+    raise StreamError(f"choices is {choices!r}")
 
 
 def _openai_usage(event: Mapping[str, Any]) -> Usage | None:

@@ -1,46 +1,52 @@
-"""Servers that have the machine to themselves: started, warmed up, asked, stopped, in turns."""
+"""Runs servers one at a time: start, warm up, measure, stop, in interleaved turns."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from dspark.bench.http.backends import Sampling
-from dspark.bench.http.contenders import Contender, command_of
-from dspark.bench.http.figures import ServedTrial
+from dspark.bench.http.interleaved import Plan, run_trial, warm_up
 from dspark.bench.http.load import ClosedLoop
 from dspark.bench.http.offline_engine import EngineTrial, run_engine
 from dspark.bench.http.process import Process, is_healthy, wait_until_healthy
-from dspark.bench.http.server import Server, ServerUnusable, client_of
-from dspark.bench.http.turns import Plan, run_trial, warm_up
+from dspark.bench.http.request_metrics import ServedTrial
+from dspark.bench.http.server import Server, ServerUnusable, open_client
+from dspark.bench.http.server_specs import ServerSpec, command_of
+from dspark.bench.workloads.interleaving import Report, alternated
 from dspark.bench.workloads.prompts import Prompt, spread
 
-_SILENT_S = 600.0
+_READ_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class RequestLoad:
-    """How many requests are open at once, and how many there are altogether."""
+class StreamLoad:
+    """Requests open at once, and prompts in total."""
 
     streams: int
     num_prompts: int
 
+    def describe(self) -> str:
+        streams = "1 stream" if self.streams == 1 else f"{self.streams} streams"
+        prompts = "1 prompt" if self.num_prompts == 1 else f"{self.num_prompts} prompts"
+        return f"{streams}, {prompts}"
+
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """What every server goes through in each of its turns."""
+class IsolatedPlan:
+    """The loads that every server gets in each of its turns."""
 
     prompts: tuple[Prompt, ...]
-    prompt_file: Path  # where they are from
-    loads: tuple[RequestLoad, ...]
+    prompt_file: Path  # source of the prompts
+    loads: tuple[StreamLoad, ...]
     max_tokens: int
     trials: int
 
-    def prompts_of(self, load: RequestLoad) -> tuple[Prompt, ...]:
+    def prompts_of(self, load: StreamLoad) -> tuple[Prompt, ...]:
         return spread(self.prompts, load.num_prompts)
 
-    def plan(self, load: RequestLoad) -> Plan:
+    def requests_of(self, load: StreamLoad) -> Plan:
         return Plan(
             prompts=tuple(prompt.messages for prompt in self.prompts_of(load)),
             sampling=Sampling(self.max_tokens, ignore_eos=True),
@@ -49,8 +55,8 @@ class Course:
             vary_prompts=False,
         )
 
-    def engine_flags(self, load: RequestLoad, result: Path) -> list[str]:
-        """The same for `dspark bench`, once."""
+    def engine_flags(self, load: StreamLoad, result: Path) -> list[str]:
+        """Return the flags with which `dspark bench` runs the same load once."""
         return [
             *("--prompts", str(self.prompt_file), "--num-prompts", str(load.num_prompts)),
             *("--concurrency", str(load.streams), "--max-tokens", str(self.max_tokens)),
@@ -58,27 +64,27 @@ class Course:
         ]
 
 
-class Stand:
-    """One contender: its process while it has one, and all that was measured of it."""
+class IsolatedServer:
+    """One server of a comparison: its process, and the results of its turns."""
 
     def __init__(
         self,
         name: str,
-        contender: Contender,
+        spec: ServerSpec,
         *,
         environment: Mapping[str, str],
         logs: Path,
         start_timeout_s: float,
     ) -> None:
-        """Raises SettingsError for a command line that cannot be run."""
+        """Raises SettingsError for an invalid command line."""
         self.name = name
-        self.contender = contender
-        self.served: dict[RequestLoad, list[ServedTrial]] = {}
-        self.engine: dict[RequestLoad, list[EngineTrial]] = {}
+        self.spec = spec
+        self.served: dict[StreamLoad, list[ServedTrial]] = {}
+        self.engine: dict[StreamLoad, list[EngineTrial]] = {}
         self.start_seconds: list[float] = []
         self.server_values: Mapping[str, object] = {}
-        self._start = command_of(contender.start, environment, where=f"{name}.start")
-        self._bench = command_of(contender.engine or "", environment, where=f"{name}.engine")
+        self._start = command_of(spec.start, environment, where=f"{name}.start")
+        self._bench = command_of(spec.engine or "", environment, where=f"{name}.engine")
         self._log = logs / f"{name}.log"
         self._result = logs / f"{name}.json"
         self._start_timeout_s = start_timeout_s
@@ -86,12 +92,12 @@ class Stand:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Server]:
-        """It alone runs; afterwards it is stopped, or frozen if it takes long to start.
+        """Start or resume the server; afterwards stop it, or suspend it if it starts slowly.
 
-        Raises ServerUnusable when it does not come to serve.
+        Raises ServerUnusable if it does not become healthy.
         """
-        address = self.contender.address(self.name)
-        async with client_of(address, timeout_s=_SILENT_S, headers={}) as client:
+        address = self.spec.address(self.name)
+        async with open_client(address, timeout_s=_READ_TIMEOUT_S, headers={}) as client:
             started = time.perf_counter()
             process, is_new = self._process, self._process is None
             if process is None:
@@ -99,7 +105,7 @@ class Stand:
                     raise ServerUnusable(f"{self.name}: another server is at {address.url} already")
                 process = await Process.start(self.name, self._start, log=self._log)
                 self._process = process
-            process.thaw()
+            process.resume()
             await wait_until_healthy(process, client, timeout_s=self._start_timeout_s)
             if is_new:
                 self.start_seconds.append(time.perf_counter() - started)
@@ -108,58 +114,45 @@ class Stand:
                 self.server_values = server.values()
                 yield server
             finally:
-                await self._step_aside()
+                if self.spec.stays:
+                    process.suspend()
+                else:
+                    await self.stop()
 
-    async def measure_engine(self, course: Course, load: RequestLoad) -> None:
-        """The same load without HTTP. Raises ServerUnusable."""
-        flags = course.engine_flags(load, self._result)
-        trial = await run_engine(
-            f"{self.name}, without HTTP",
-            [*self._bench, *flags],
-            log=self._log,
-            result=self._result,
-        )
-        self.engine.setdefault(load, []).append(trial)
+    async def run_turn(self, plan: IsolatedPlan) -> None:
+        """Measure every load over HTTP, then without it. Raises ServerUnusable."""
+        async with self.serving() as server:
+            for load in plan.loads:
+                requests = plan.requests_of(load)
+                await warm_up(server, requests)
+                trial = await run_trial(server, requests, requests.prompts)
+                self.served.setdefault(load, []).append(trial)
+        for load in plan.loads if self._bench else ():
+            engine_trial = await run_engine(
+                f"{self.name}, without HTTP",
+                [*self._bench, *plan.engine_flags(load, self._result)],
+                log=self._log,
+                result=self._result,
+            )
+            self.engine.setdefault(load, []).append(engine_trial)
 
-    @property
-    def has_engine(self) -> bool:
-        return bool(self._bench)
-
-    async def leave(self) -> None:
+    async def stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             await process.stop()
 
-    async def _step_aside(self) -> None:
-        if self.contender.stays and self._process is not None:
-            self._process.freeze()
-        else:
-            await self.leave()
 
-
-async def take_turns_alone(
-    stands: Sequence[Stand], course: Course, *, report: Callable[[str], None]
+async def run_isolated(
+    servers: Sequence[IsolatedServer], plan: IsolatedPlan, *, report: Report
 ) -> None:
-    """Every contender `course.trials` times: A B, B A, A B, ...; results are in the stands.
+    """Run every server `plan.trials` times, in the order A B, B A, ...; the servers keep results.
 
-    However it ends, nothing that was started runs on. Raises ServerUnusable.
+    Stops every process at the end, also after an error. Raises ServerUnusable.
     """
     async with AsyncExitStack() as stack:
-        for stand in stands:
-            stack.push_async_callback(stand.leave)
-        for trial in range(course.trials):
-            for stand in stands if trial % 2 == 0 else reversed(stands):
-                report(f"trial {trial + 1} of {course.trials}: {stand.name}")
-                await _turn(stand, course)
-
-
-async def _turn(stand: Stand, course: Course) -> None:
-    async with stand.serving() as server:
-        for load in course.loads:
-            plan = course.plan(load)
-            await warm_up(server, plan)
-            trial = await run_trial(server, plan, plan.prompts)
-            stand.served.setdefault(load, []).append(trial)
-    if stand.has_engine:
-        for load in course.loads:
-            await stand.measure_engine(course, load)
+        for server in servers:
+            stack.push_async_callback(server.stop)
+        for trial in range(plan.trials):
+            for server in alternated(servers, trial):
+                report(f"trial {trial + 1} of {plan.trials}: {server.name}")
+                await server.run_turn(plan)

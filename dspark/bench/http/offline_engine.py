@@ -1,4 +1,4 @@
-"""The engine alone, without HTTP, in a process of its own: what serving is held against."""
+"""Runs `dspark bench` in a separate process: the engine without HTTP, as a baseline."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 from dspark.bench.http.process import Process
 from dspark.bench.http.server import ServerUnusable
 
-# Of a step's stages, those in which the models work: the others are scheduling.
+# Stages of a step that run the models; the others are scheduling.
 _PASSES = ("draft", "verify", "context")
 
 
@@ -19,7 +19,7 @@ class EngineTrial:
 
     seconds: float  # from the first request in to the last event out
     num_output_tokens: int
-    passes_percent: float  # of the seconds: what the models' own work took
+    passes_percent: float  # share of the seconds spent in the models
 
     @property
     def seconds_per_token(self) -> float:
@@ -31,19 +31,19 @@ class EngineTrial:
 
 
 async def run_engine(name: str, command: Sequence[str], *, log: Path, result: Path) -> EngineTrial:
-    """One run of a command that writes its JSON to `result`. Raises ServerUnusable."""
+    """Run a command that writes its JSON to `result`. Raises ServerUnusable if it fails."""
     process = await Process.start(name, command, log=log)
     try:
         code = await process.wait()
     finally:
         await process.stop()
     if code != 0:
-        raise ServerUnusable(f"{name} has ended with exit code {code}: {process.last_words()}")
+        raise ServerUnusable(f"{name} has ended with exit code {code}: {process.output_tail()}")
     return engine_trial(json.loads(result.read_text(encoding="utf-8")))
 
 
 def engine_trial(found: Mapping[str, Any]) -> EngineTrial:
-    """The one arm of the JSON of `dspark bench`."""
+    """Read the only arm in the JSON of `dspark bench`."""
     (arm,) = found["arms"].values()
     return EngineTrial(
         seconds=arm["duration_s"]["median"],

@@ -1,4 +1,4 @@
-"""A program that a benchmark starts: a server to be asked, or a measurement of its own."""
+"""Starts, suspends, resumes and stops the programs of a benchmark."""
 
 import asyncio
 import os
@@ -13,15 +13,12 @@ import httpx
 from dspark.bench.http.server import ServerUnusable
 
 _POLL_S = 0.1
-_STOP_S = 20.0  # for a program to end by itself, before it is killed
+_STOP_S = 20.0  # between SIGTERM and SIGKILL
 _LAST_LINES = 5
 
 
 class Process:
-    """A command with all the processes that it starts.
-
-    It leads a process group of its own, so that freezing and stopping reach its workers too.
-    """
+    """A command in a separate process group, so that signals also reach its workers."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name = name
@@ -30,7 +27,7 @@ class Process:
 
     @classmethod
     async def start(cls, name: str, command: Sequence[str], *, log: Path) -> "Process":
-        """Its output goes to the end of `log`. Raises ServerUnusable without such a program."""
+        """Start a command; append its output to `log`. Raises ServerUnusable if it cannot start."""
         with log.open("ab") as output:
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -50,20 +47,20 @@ class Process:
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Its exit code, once it has ended."""
+        """Wait for the end; return the exit code."""
         return await self._process.wait()
 
-    def freeze(self) -> None:
-        """From now on it takes no time of any core, and keeps its memory."""
+    def suspend(self) -> None:
+        """Stop scheduling its processes; they keep their memory."""
         self._signal(signal.SIGSTOP)
 
-    def thaw(self) -> None:
+    def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
     async def stop(self) -> None:
-        """Ask it to end, frozen or not; whatever is left of its group after a while is killed."""
+        """Terminate the process group, suspended or not; kill it after a timeout."""
         self._signal(signal.SIGTERM)
-        self.thaw()
+        self.resume()
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), _STOP_S)
@@ -71,11 +68,11 @@ class Process:
             self._signal(signal.SIGKILL)
         await self._process.wait()
 
-    def last_words(self) -> str:
-        """How its output ends, and where all of it is."""
+    def output_tail(self) -> str:
+        """Return the last lines of the output, and the path of the log."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        said = " | ".join(line.strip() for line in lines[-_LAST_LINES:] if line.strip())
-        return f"{said or '(no output)'}; see {self._log}"
+        tail = " | ".join(line.strip() for line in lines[-_LAST_LINES:] if line.strip())
+        return f"{tail or '(no output)'}; see {self._log}"
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -83,27 +80,27 @@ class Process:
 
 
 async def is_healthy(client: httpx.AsyncClient) -> bool:
-    """Whether the server says so: servers of this kind answer /health with 200 once they serve."""
+    """Return whether /health answers 200."""
     try:
-        answer = await client.get("/health")
+        response = await client.get("/health")
     except httpx.HTTPError:
         return False
-    return answer.status_code == httpx.codes.OK
+    return response.status_code == httpx.codes.OK
 
 
 async def wait_until_healthy(
     process: Process, client: httpx.AsyncClient, *, timeout_s: float
 ) -> None:
-    """Raises ServerUnusable, with its last words, when it ends first or takes longer."""
+    """Wait for /health. Raises ServerUnusable if the process ends or the time is over."""
     deadline = time.monotonic() + timeout_s
     while not await is_healthy(client):
         if process.exit_code is not None:
             raise ServerUnusable(
                 f"{process.name} has ended with exit code {process.exit_code} before it served: "
-                f"{process.last_words()}"
+                f"{process.output_tail()}"
             )
         if time.monotonic() > deadline:
             raise ServerUnusable(
-                f"{process.name} does not serve after {timeout_s:g} s: {process.last_words()}"
+                f"{process.name} does not serve after {timeout_s:g} s: {process.output_tail()}"
             )
         await asyncio.sleep(_POLL_S)

@@ -1,12 +1,12 @@
-"""All trials of all servers: the table for people, the values for programs, what to know."""
+"""Reports all trials of all servers: table, JSON values and notes."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from dspark.bench.http.figures import ServedTrial, served_figures
-from dspark.bench.http.turns import Turns
+from dspark.bench.http.interleaved import ServedTrials
+from dspark.bench.http.request_metrics import ServedTrial, trial_metrics
 from dspark.bench.report.columns import Row, columns, number
 from dspark.bench.report.statistics import MOMENTS, Spread, ratio, values_of
 
@@ -25,39 +25,39 @@ _TOTALS = {
 }
 _LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 _MOMENT_NAMES = {"mean": "Mean", "p50": "Median", "p95": "P95", "p99": "P99"}
-# By these a server is held against the first one.
+# Metrics compared with those of the first server.
 _COMPARED = ("output_throughput", "ttft_ms_p50", "tpot_ms_p50", "e2el_ms_p50")
 _MOST_FAILURES = 5  # lines; the JSON has all
 
 
 @dataclass(frozen=True, eq=False)
 class ServedReport:
-    """What came of it; `holds` is false when a server answered nothing at all."""
+    """The outcome; `holds` is false if a server answered no request."""
 
-    turns: Turns
+    served: ServedTrials
 
     @property
     def holds(self) -> bool:
-        return all(any(t.answered for t in trials) for trials in self.turns.trials.values())
+        return all(any(t.answered for t in trials) for trials in self.served.trials.values())
 
     @cached_property
     def by_trial(self) -> Mapping[str, Mapping[str, tuple[float, ...]]]:
-        """Server and figure -> its value in each trial; figures that every trial has."""
-        return {name: _by_trial(trials) for name, trials in self.turns.trials.items()}
+        """Metrics that every trial has: server -> metric -> value by trial."""
+        return {name: _by_trial(trials) for name, trials in self.served.trials.items()}
 
-    def spread(self, server: str, figure: str) -> Spread | None:
-        values = self.by_trial[server].get(figure)
+    def spread(self, server: str, metric: str) -> Spread | None:
+        values = self.by_trial[server].get(metric)
         return None if values is None else Spread.of(values)
 
-    def ratio(self, server: str, figure: str) -> Spread | None:
-        """server / first server."""
-        values = self.by_trial[server].get(figure)
-        base = self.by_trial[self._names[0]].get(figure)
+    def ratio(self, server: str, metric: str, base_server: str | None = None) -> Spread | None:
+        """Return server / base server; the base is the first server by default."""
+        values = self.by_trial[server].get(metric)
+        base = self.by_trial[base_server or self._names[0]].get(metric)
         return ratio(values, base) if values and base else None
 
     def lines(self) -> list[str]:
         rows: list[Row] = [("", *self._names)]
-        rows += [self._row(figure, label) for figure, label in _TOTALS.items()]
+        rows += [self._row(metric, label) for metric, label in _TOTALS.items()]
         for latency, label in _LATENCIES.items():
             rows += [
                 self._row(f"{latency}_ms_{moment}", f"{_MOMENT_NAMES[moment]} {label} (ms)")
@@ -69,40 +69,40 @@ class ServedReport:
         return {
             "servers": {
                 name: {
-                    **self.turns.servers[name],
-                    **{figure: Spread.of(v).values() for figure, v in self.by_trial[name].items()},
+                    **self.served.servers[name],
+                    **{metric: Spread.of(v).values() for metric, v in self.by_trial[name].items()},
                     "ratio_to_first": {f: values_of(self.ratio(name, f)) for f in _COMPARED},
                     "same_answers_as_first": self._same(name),
-                    "failures": _failure_values(_failures(self.turns.trials[name])),
-                    "trials": [served_figures(t) for t in self.turns.trials[name]],
+                    "failures": _failure_values(_failures(self.served.trials[name])),
+                    "trials": [trial_metrics(t) for t in self.served.trials[name]],
                 }
                 for name in self._names
             }
         }
 
     def notes(self) -> list[str]:
-        """What a reader of the table must know."""
-        return [note for name in self._names for note in _notes(name, self.turns.trials[name])]
+        """Return the caveats of the table."""
+        return [note for name in self._names for note in _notes(name, self.served.trials[name])]
 
     @property
     def _names(self) -> list[str]:
-        return list(self.turns.trials)
+        return list(self.served.trials)
 
-    def _row(self, figure: str, label: str) -> Row:
-        return (label, *(number(self.spread(name, figure)) for name in self._names))
+    def _row(self, metric: str, label: str) -> Row:
+        return (label, *(number(self.spread(name, metric)) for name in self._names))
 
     def _ratio_lines(self) -> list[str]:
         if len(self._names) == 1:
             return []
         first, *others = self._names
         rows: list[Row] = [(f"ratio to {first}", *others)]
-        for figure in _COMPARED:
-            label = _label(figure)
-            rows.append((label, *(number(self.ratio(name, figure)) for name in others)))
+        for metric in _COMPARED:
+            label = _label(metric)
+            rows.append((label, *(number(self.ratio(name, metric)) for name in others)))
         return ["", *columns(rows)]
 
     def same_lines(self) -> list[str]:
-        """How many answers of the others are those of the first server."""
+        """Count the answers that equal those of the first server."""
         if len(self._names) == 1:
             return []
         first, *others = self._names
@@ -114,37 +114,37 @@ class ServedReport:
         return lines
 
     def _same(self, name: str) -> tuple[int, int]:
-        """Answers equal to the first server's in the same trial, and how many were compared."""
+        """Return the number of equal answers in the same trials, and of compared ones."""
         pairs = [
             (a.text, b.text)
             for ours, theirs in zip(
-                self.turns.trials[name], self.turns.trials[self._names[0]], strict=True
+                self.served.trials[name], self.served.trials[self._names[0]], strict=True
             )
-            for a, b in zip(ours.calls, theirs.calls, strict=True)
+            for a, b in zip(ours.records, theirs.records, strict=True)
             if a.failure is None and b.failure is None
         ]
         return sum(a == b for a, b in pairs), len(pairs)
 
     def failure_lines(self) -> list[str]:
-        """Why requests have failed, if some have."""
+        """List the most frequent failures, if any."""
         lines: list[str] = []
         for name in self._names:
-            found = _failures(self.turns.trials[name])
+            found = _failures(self.served.trials[name])
             for (kind, detail), count in found.most_common(_MOST_FAILURES):
                 lines.append(f"  {name}: {count} x {kind}: {detail}")
         return ["", "failed requests:", *lines] if lines else []
 
 
 def _by_trial(trials: Sequence[ServedTrial]) -> dict[str, tuple[float, ...]]:
-    each = [served_figures(trial) for trial in trials]
-    shared = [figure for figure in each[0] if all(figure in figures for figures in each)]
-    return {figure: tuple(figures[figure] for figures in each) for figure in shared}
+    each = [trial_metrics(trial) for trial in trials]
+    shared = [metric for metric in each[0] if all(metric in metrics for metrics in each)]
+    return {metric: tuple(metrics[metric] for metrics in each) for metric in shared}
 
 
-def _label(figure: str) -> str:
-    if figure in _TOTALS:
-        return _TOTALS[figure]
-    latency, _, moment = figure.split("_")
+def _label(metric: str) -> str:
+    if metric in _TOTALS:
+        return _TOTALS[metric]
+    latency, _, moment = metric.split("_")
     return f"{_MOMENT_NAMES[moment]} {_LATENCIES[latency]}"
 
 
@@ -161,7 +161,7 @@ def _notes(name: str, trials: Sequence[ServedTrial]) -> Iterable[str]:
     if answered and not all(trial.has_counts for trial in answered):
         yield (
             f"{name} does not report usage for every answer: its tokens/s and TPOT are left out, "
-            "for counting events is not counting tokens"
+            "because an event is not a token"
         )
     if len(answered) < len(trials):
         yield f"{name} answered nothing in {len(trials) - len(answered)} of {len(trials)} trials"
@@ -170,6 +170,6 @@ def _notes(name: str, trials: Sequence[ServedTrial]) -> Iterable[str]:
         yield f"{name} took {cached} input tokens from its prefix cache"
     elif answered and not all(trial.is_known_to_be_cold for trial in trials):
         yield (
-            f"{name} does not say that it has dropped its prefix cache between trials: if it has "
+            f"{name} does not confirm an empty prefix cache between trials: if it has "
             "one, switch it off or use --vary-prompts"
         )

@@ -1,4 +1,4 @@
-"""One server of a comparison: how it is asked, and how it is made to forget."""
+"""Connects to one server: finds its model, sends requests and flushes its prefix cache."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,30 +6,35 @@ from dataclasses import dataclass
 import httpx
 
 from dspark.bench.http.backends import Backend, Messages, Sampling
-from dspark.bench.http.streamed_request import Call, call, transport_failure, words_of
+from dspark.bench.http.streamed_request import (
+    RequestRecord,
+    error_message,
+    send_request,
+    transport_failure,
+)
 from engine import EngineError
 
-# What servers of this kind offer to drop cached prefixes: ours and SGLang's, then vLLM's.
-_FORGETTING = ("/flush_cache", "/reset_prefix_cache")
+# Routes that flush the prefix cache: ours and SGLang's, then vLLM's.
+_FLUSH_PATHS = ("/flush_cache", "/reset_prefix_cache")
 
 
 class ServerUnusable(EngineError):
-    """A server cannot be asked at all; the message names it and says why."""
+    """A server cannot be measured; the message names it and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server as the command line names it."""
+    """A server as named on the command line."""
 
     name: str
     url: str
     backend: Backend
-    model: str | None  # None: the first that /v1/models lists
+    model: str | None  # None: the first in /v1/models
     extra_body: Mapping[str, object]
 
 
 class Server:
-    """A server with its connections."""
+    """A server, its model and its connections."""
 
     def __init__(self, address: Address, client: httpx.AsyncClient, *, model: str) -> None:
         self.name = address.name
@@ -39,25 +44,25 @@ class Server:
 
     @classmethod
     async def find(cls, address: Address, client: httpx.AsyncClient) -> "Server":
-        """Raises ServerUnusable when it cannot be reached or does not say what it serves."""
+        """Connect and find the model. Raises ServerUnusable if either fails."""
         model = address.model or await _first_model(address, client)
         return cls(address, client, model=model)
 
-    async def ask(self, messages: Messages, sampling: Sampling, *, prompt: int) -> Call:
+    async def send(self, messages: Messages, sampling: Sampling, *, prompt: int) -> RequestRecord:
         address = self._address
         body = address.backend.body(messages, sampling, model=self._model)
-        return await call(
+        return await send_request(
             self._client, address.backend, {**body, **address.extra_body}, prompt=prompt
         )
 
-    async def forget(self) -> bool:
-        """Ask it to drop cached prefixes; whether it says that it has."""
-        for path in _FORGETTING:
+    async def flush_cache(self) -> bool:
+        """Flush the prefix cache; return whether the server confirmed it."""
+        for path in _FLUSH_PATHS:
             try:
-                answer = await self._client.post(path)
+                response = await self._client.post(path)
             except httpx.HTTPError:
                 return False
-            if answer.status_code == httpx.codes.OK:
+            if response.status_code == httpx.codes.OK:
                 return True
         return False
 
@@ -71,10 +76,10 @@ class Server:
         }
 
 
-def client_of(
+def open_client(
     address: Address, *, timeout_s: float, headers: Mapping[str, str]
 ) -> httpx.AsyncClient:
-    """As many connections to a server as are asked for; timeout_s is how long it may be silent."""
+    """Return a client with unlimited connections; timeout_s is the longest silence."""
     return httpx.AsyncClient(
         base_url=address.url,
         timeout=httpx.Timeout(timeout_s, connect=10.0, pool=None),
@@ -87,17 +92,17 @@ def client_of(
 async def _first_model(address: Address, client: httpx.AsyncClient) -> str:
     where = f"--base-url {address.url}: "
     try:
-        answer = await client.get("/v1/models")
+        response = await client.get("/v1/models")
     except httpx.HTTPError as error:
         failure = transport_failure(error)
         raise ServerUnusable(f"{where}{failure.kind} ({failure.detail})") from error
-    if answer.status_code != httpx.codes.OK:
+    if response.status_code != httpx.codes.OK:
         raise ServerUnusable(
-            f"{where}/v1/models answers {answer.status_code} ({words_of(answer.text)}); "
+            f"{where}/v1/models answers {response.status_code} ({error_message(response.text)}); "
             "name the model with --model"
         )
     try:
-        names: Sequence[str] = [str(model["id"]) for model in answer.json()["data"]]
+        names: Sequence[str] = [str(model["id"]) for model in response.json()["data"]]
     except (ValueError, KeyError, TypeError):
         names = ()
     if not names:

@@ -1,7 +1,7 @@
-"""What the server adds around an engine: text from tokens, and events over HTTP.
+"""Measures what the server adds to an engine: detokenising, and events over HTTP.
 
-Measured with an engine that only replays: its tokens are there at once, so that all the time is
-the server's, the connection's and the client's, who shares this process.
+A stub engine replays fixed tokens at once. All time is that of the server, the connection and the
+client, which shares this process.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import httpx
 import uvicorn
 
 from dspark.bench.http.backends import BACKENDS, Sampling
-from dspark.bench.http.streamed_request import call
+from dspark.bench.http.streamed_request import send_request
 from dspark.bench.report.statistics import Spread
 from engine import (
     EngineClient,
@@ -39,11 +39,11 @@ _START_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class FrontCosts:
-    """Microseconds that the server adds to what the engine takes."""
+class ServingOverhead:
+    """Microseconds that the server adds to the engine's time."""
 
-    detokenising_us: Spread  # a token
-    http_us: Spread  # an event of a stream: detokenising, JSON, both ends of the connection
+    detokenising_us: Spread  # per token
+    http_us: Spread  # per event: detokenising, JSON, both ends of the connection
     tokens_per_event: int
 
     def lines(self) -> list[str]:
@@ -62,12 +62,14 @@ class FrontCosts:
         }
 
 
-def measure_front(text: TextCodec, sample: str, *, tokens_per_event: int) -> FrontCosts:
-    """`sample` is any text that the tokenizer knows well; it is said again and again."""
+def measure_serving_overhead(
+    text: TextCodec, sample: str, *, tokens_per_event: int
+) -> ServingOverhead:
+    """Time detokenising and HTTP for an answer that repeats the text `sample`."""
     token_ids = text.encode(sample, add_special_tokens=False)
     repeats = -(-_EVENTS * tokens_per_event // len(token_ids))
     script = (token_ids * repeats)[: _EVENTS * tokens_per_event]
-    return FrontCosts(
+    return ServingOverhead(
         detokenising_us=Spread.of([_detokenise(text, script) for _ in range(_REPETITIONS)]),
         http_us=Spread.of(asyncio.run(_stream(text, script, tokens_per_event))),
         tokens_per_event=tokens_per_event,
@@ -84,7 +86,7 @@ def _detokenise(text: TextCodec, token_ids: Sequence[int]) -> float:
 
 
 async def _stream(text: TextCodec, script: Sequence[int], tokens_per_event: int) -> list[float]:
-    """Microseconds an event, answer by answer; a first one warms up."""
+    """Return microseconds per event of each stream, after a warm-up."""
     engine = _Replay(script, tokens_per_event)
     options = ServerOptions(served_name="replay", log_requests=False)
     app = create_app(engine=cast(EngineClient, engine), text=text, options=options)
@@ -94,27 +96,27 @@ async def _stream(text: TextCodec, script: Sequence[int], tokens_per_event: int)
     with _listening(app) as url:
         async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
             for i in range(1 + _REPETITIONS):
-                done = await call(client, backend, body, prompt=i)
-                assert done.failure is None, done.failure
-                events = len(done.event_times) - 1
-                micros.append(1e6 * (done.event_times[-1] - done.event_times[0]) / events)
+                record = await send_request(client, backend, body, prompt=i)
+                assert record.failure is None, record.failure
+                events = len(record.event_times) - 1
+                micros.append(1e6 * (record.event_times[-1] - record.event_times[0]) / events)
     return micros[1:]
 
 
 class _Replay:
-    """As much of an EngineClient as one stream needs."""
+    """A stub of EngineClient that replays a script."""
 
     def __init__(self, script: Sequence[int], tokens_per_event: int) -> None:
         self._script = script
         self._step = tokens_per_event
         self.info = EngineInfo(1 << 20, 1 << 20, tokens_per_event, ())
 
-    async def generate(self, request: Request, hear: Callable[[TokenEvent], None]) -> None:
+    async def generate(self, request: Request, on_event: Callable[[TokenEvent], None]) -> None:
         script, step = self._script, self._step
         for at in range(0, len(script), step):
             is_last = at + step >= len(script)
             finish = _finish(request, len(script)) if is_last else None
-            hear(TokenEvent(request.request_id, tuple(script[at : at + step]), finish))
+            on_event(TokenEvent(request.request_id, tuple(script[at : at + step]), finish))
             await asyncio.sleep(0)
 
     def is_healthy(self) -> bool:
@@ -143,7 +145,7 @@ def _finish(request: Request, num_output: int) -> Finish:
 
 @contextmanager
 def _listening(app: object) -> Iterator[str]:
-    """The app behind a web server in a thread, on a free port of this machine."""
+    """Serve the app from a thread on a free local port; yield its URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(app, log_level="warning", lifespan="off")  # type: ignore[arg-type]

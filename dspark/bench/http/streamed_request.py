@@ -1,4 +1,4 @@
-"""One streamed request, as its client sees it."""
+"""Sends one streamed request and records its events, usage and failure."""
 
 import json
 import time
@@ -8,25 +8,25 @@ from typing import Any
 
 import httpx
 
-from dspark.bench.http.backends import Backend, Piece, StreamBroken, Usage
+from dspark.bench.http.backends import Backend, StreamError, StreamEvent, Usage
 
 _DONE = "[DONE]"
-_MOST_SAID = 200  # characters of a server's words that are kept
+_MAX_MESSAGE = 200  # characters kept of an error message
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request has no answer: a kind that can be counted, and the case at hand."""
+    """Why a request failed: a kind to count, and the detail of this case."""
 
     kind: str
     detail: str
 
 
 @dataclass(slots=True)
-class Call:
-    """One request's life; times in seconds on one clock. It has failed if `failure` is set."""
+class RequestRecord:
+    """Times of one request in seconds on one clock; it failed if `failure` is set."""
 
-    prompt: int  # place in the workload, 0-based
+    prompt: int  # index in the workload
     started_at: float
     event_times: list[float] = field(default_factory=list)  # of events that carry text or the end
     text: str = ""
@@ -36,7 +36,7 @@ class Call:
 
     @property
     def ttft(self) -> float:
-        """Time to the first event."""
+        """Time to first token."""
         return self.event_times[0] - self.started_at
 
     @property
@@ -56,103 +56,105 @@ class Call:
         return [b - a for a, b in zip(self.event_times, self.event_times[1:], strict=False)]
 
 
-async def call(
+async def send_request(
     client: httpx.AsyncClient,
     backend: Backend,
     body: Mapping[str, object],
     *,
     prompt: int,
     clock: Callable[[], float] = time.perf_counter,
-) -> Call:
-    """Ask, and read the answer to its end. Never raises for what a server can do wrong."""
-    done = Call(prompt, clock())
+) -> RequestRecord:
+    """Send a request and read its stream to the end; server errors become a failure."""
+    record = RequestRecord(prompt, clock())
     try:
         async with client.stream("POST", backend.path, json=dict(body)) as response:
             if response.status_code != httpx.codes.OK:
                 await response.aread()
-                done.failure = Failure(f"status {response.status_code}", words_of(response.text))
-                return done
-            await _read(response, backend, done, clock)
-    except StreamBroken as error:
-        done.failure = Failure("malformed stream", str(error))
+                record.failure = Failure(
+                    f"status {response.status_code}", error_message(response.text)
+                )
+                return record
+            await _read(response, backend, record, clock)
+    except StreamError as error:
+        record.failure = Failure("malformed stream", str(error))
     except httpx.HTTPError as error:
-        done.failure = transport_failure(error)
-    return done
+        record.failure = transport_failure(error)
+    return record
 
 
 async def _read(
-    response: httpx.Response, backend: Backend, done: Call, clock: Callable[[], float]
+    response: httpx.Response, backend: Backend, record: RequestRecord, clock: Callable[[], float]
 ) -> None:
-    """Raises StreamBroken or httpx.HTTPError."""
+    """Raises StreamError or httpx.HTTPError."""
     async for data in _data_lines(response):
         if data == _DONE:
-            if done.finish_reason is None:
-                raise StreamBroken(f"{_DONE} before any event with a finish reason")
+            if record.finish_reason is None:
+                raise StreamError(f"{_DONE} before any event with a finish reason")
             return
-        piece = backend.piece(_event(data))
-        _note(piece, done, clock)
-    if done.finish_reason is None:
-        done.failure = Failure(
-            "early close", f"the stream ended after {len(done.event_times)} events, unfinished"
+        _add_event(backend.parse_event(_event(data)), record, clock)
+    if record.finish_reason is None:
+        record.failure = Failure(
+            "early close", f"the stream ended after {len(record.event_times)} events, unfinished"
         )
 
 
-def _note(piece: Piece, done: Call, clock: Callable[[], float]) -> None:
-    if piece.text or (piece.finish_reason is not None and done.finish_reason is None):
-        done.event_times.append(clock())
-    done.text += piece.text
-    done.finish_reason = piece.finish_reason or done.finish_reason
-    done.usage = piece.usage or done.usage
+def _add_event(event: StreamEvent, record: RequestRecord, clock: Callable[[], float]) -> None:
+    if event.text or (event.finish_reason is not None and record.finish_reason is None):
+        record.event_times.append(clock())
+    record.text += event.text
+    record.finish_reason = event.finish_reason or record.finish_reason
+    record.usage = event.usage or record.usage
 
 
 async def _data_lines(response: httpx.Response) -> AsyncIterator[str]:
-    """What stands after `data:`; comments and other fields of server-sent events are passed by."""
+    """Yield the data fields of server-sent events; skips comments and other fields."""
     async for raw in _lines(response):
         line = raw.decode(errors="replace")
         if line.startswith("data:"):
             yield line[len("data:") :].strip()
         elif line and not line.startswith((":", "event:", "id:", "retry:")):
-            raise StreamBroken(f"a line that is no server-sent event: {line[:_MOST_SAID]!r}")
+            raise StreamError(f"a line that is no server-sent event: {line[:_MAX_MESSAGE]!r}")
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Lines as server-sent events have them: httpx's own end at U+2028 too, and cost more."""
-    rest = b""
-    async for piece in response.aiter_bytes():
-        *lines, rest = (rest + piece).split(b"\n")
+    """Yield lines that end at a line feed; httpx's own also end at U+2028, and are slower."""
+    remainder = b""
+    async for chunk in response.aiter_bytes():
+        *lines, remainder = (remainder + chunk).split(b"\n")
         for line in lines:
             yield line.removesuffix(b"\r")
-    if rest:
-        yield rest
+    if remainder:
+        yield remainder
 
 
 def _event(data: str) -> Mapping[str, Any]:
     try:
         event = json.loads(data)
     except ValueError:
-        raise StreamBroken(f"an event that is no JSON: {data[:_MOST_SAID]!r}") from None
+        raise StreamError(f"an event that is no JSON: {data[:_MAX_MESSAGE]!r}") from None
     if not isinstance(event, Mapping):
-        raise StreamBroken(f"an event that is no object: {data[:_MOST_SAID]!r}")
+        raise StreamError(f"an event that is no object: {data[:_MAX_MESSAGE]!r}")
     if event.get("error") is not None:
-        raise StreamBroken(f"the server reports an error in the stream: {words_of(data)}")
+        raise StreamError(f"the server reports an error in the stream: {error_message(data)}")
     return event
 
 
-def words_of(text: str) -> str:
-    """A server's own explanation: the message of an error body, or how the text begins."""
+def error_message(text: str) -> str:
+    """Return the message of an error body, or the beginning of the text."""
     try:
         message = json.loads(text)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = text
-    return " ".join(str(message).split())[:_MOST_SAID] or "(no explanation)"
+    return " ".join(str(message).split())[:_MAX_MESSAGE] or "(no explanation)"
 
 
 def transport_failure(error: httpx.HTTPError) -> Failure:
+    """Classify an error of the connection."""
     match error:
         case httpx.ConnectError() | httpx.ConnectTimeout():
             return Failure("no connection", str(error) or type(error).__name__)
         case httpx.TimeoutException():
-            return Failure("timeout", f"nothing heard for too long ({type(error).__name__})")
+            return Failure("timeout", f"no data within the timeout ({type(error).__name__})")
         case httpx.RemoteProtocolError() | httpx.ReadError():
             return Failure("early close", str(error) or type(error).__name__)
     return Failure("transport", f"{type(error).__name__}: {error}")

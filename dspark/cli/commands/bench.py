@@ -36,7 +36,7 @@ from engine import EngineSamplingParams
 from server.settings.schema import Settings, SettingsError
 
 if TYPE_CHECKING:
-    from dspark.bench.http.serving_overhead import FrontCosts
+    from dspark.bench.http.serving_overhead import ServingOverhead
     from dspark.bench.running import Outcome
 
 USAGE = (
@@ -58,21 +58,21 @@ PROFILE_NOTES = (
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class WithFront:
-    """An engine's profile, and what the server adds to a round."""
+class WithServingOverhead:
+    """An engine's profile and the overhead of the server."""
 
     engine: "Outcome"
-    front: "FrontCosts"
+    server: "ServingOverhead"
 
     @property
     def holds(self) -> bool:
         return self.engine.holds
 
     def lines(self) -> list[str]:
-        return [*self.engine.lines(), "", *self.front.lines()]
+        return [*self.engine.lines(), "", *self.server.lines()]
 
     def values(self) -> Mapping[str, object]:
-        return {**self.engine.values(), **self.front.values()}
+        return {**self.engine.values(), **self.server.values()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -153,7 +153,7 @@ def profile(
     args: argparse.Namespace, settings: Settings, ready: Prepared, prompts: tuple[Prompt, ...]
 ) -> int:
     """Measure the engine's parts, then what the server adds; the exit code."""
-    from dspark.bench.http.serving_overhead import measure_front
+    from dspark.bench.http.serving_overhead import measure_serving_overhead
     from dspark.bench.profile.profiling import NUM_REPORTS  # heavy: loads torch
     from dspark.bench.running import run_profile
     from dspark.bench.workloads.trial import Workload
@@ -170,9 +170,11 @@ def profile(
         )
         report("detokenising and HTTP")
         sample = prompts[0].messages[-1]["content"]
-        front = measure_front(ready.text, sample, tokens_per_event=_TOKENS_PER_EVENT)
+        overhead = measure_serving_overhead(ready.text, sample, tokens_per_event=_TOKENS_PER_EVENT)
     return publish(
-        dataclasses.replace(measurement, outcome=WithFront(measurement.outcome, front)),
+        dataclasses.replace(
+            measurement, outcome=WithServingOverhead(measurement.outcome, overhead)
+        ),
         title=f"profile: {describe_prompts(prompts)}, {args.concurrency} at a time for the rounds, "
         f"{args.turns} turns of each part; median [minimum - maximum]",
         notes=PROFILE_NOTES,

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=at_least_zero,
         default=_MINUTES,
         metavar="M",
-        help=f"sections that have not begun by then are left out; default {_MINUTES}",
+        help=f"sections that have not started by then are left out; default {_MINUTES}",
     )
     parser.add_argument(
         "--apart",

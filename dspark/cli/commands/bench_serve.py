@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from dspark.bench.http.backends import BACKENDS, Sampling
+from dspark.bench.http.interleaved import Plan, run_interleaved
 from dspark.bench.http.load import ClosedLoop, PoissonArrivals, RequestLoad
 from dspark.bench.http.report import ServedReport
 from dspark.bench.http.server import Address
-from dspark.bench.http.turns import Plan, num_reports, take_turns
 from dspark.bench.report.environment import Start, circumstances
+from dspark.bench.workloads.interleaving import num_reports
 from dspark.bench.workloads.prompts import Prompt
 from dspark.cli.measuring import (
     add_prompt_flags,
@@ -116,9 +117,9 @@ def run(args: argparse.Namespace) -> int:
     )
     start = Start.now()
     key = os.environ.get("OPENAI_API_KEY")
-    with progress_bar(num_reports(num_servers=len(servers), trials=args.trials)) as report:
-        turns = asyncio.run(
-            take_turns(
+    with progress_bar(num_reports(num_arms=len(servers), trials=args.trials)) as report:
+        served = asyncio.run(
+            run_interleaved(
                 servers,
                 plan,
                 timeout_s=args.timeout,
@@ -126,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
                 report=report,
             )
         )
-    outcome = ServedReport(turns)
+    outcome = ServedReport(served)
     return print_result(
         outcome,
         title=title(args, prompts, plan.load),

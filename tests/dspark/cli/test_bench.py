@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dspark.cli.main import main
-from tests.support.bench.broken_engine import a_verifier_that_lies
+from tests.support.bench.broken_engine import wrong_verification
 from tests.support.engine.tiny_models import VOCAB
 from tests.support.server.logs import log_given_back
 from tests.support.server.tiny_pair import TinyPair
@@ -164,7 +164,7 @@ def test_arms_that_differ_are_exit_code_1(
     pair: TinyPair, asked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "result.json"
-    with a_verifier_that_lies(vocab=VOCAB):
+    with wrong_verification(vocab=VOCAB):
         code = bench(
             pair,
             asked,

@@ -10,7 +10,7 @@ import pytest
 
 from dspark.cli.commands.bench_serve import addresses
 from dspark.cli.main import command_parser, find_command, main
-from tests.support.bench.broken_server import CHUNK, DONE, LAST, answer, saying
+from tests.support.bench.broken_server import CHUNK, DONE, LAST, answer, responding
 from tests.support.server.fakes import FakeEngine, app_with, served
 
 SHORT = ["--num-prompts", "4", "--max-tokens", "8", "--trials", "2"]
@@ -91,7 +91,7 @@ def test_a_server_that_answers_nothing_is_exit_code_1_and_its_words_are_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     refusing = answer(b'{"error":{"message":"no such model"}}', status=b"404 Not Found")
-    with saying(refusing) as url:
+    with responding(refusing) as url:
         assert main(["bench", "serve", "--base-url", f"x={url}", *SHORT]) == 1
     out = capsys.readouterr().out
     assert "  x: 8 x status 404: no such model" in out
@@ -104,7 +104,7 @@ def test_a_server_that_answers_nothing_is_exit_code_1_and_its_words_are_told(
 
 
 def test_a_server_without_usage_gets_no_token_rates(capsys: pytest.CaptureFixture[str]) -> None:
-    with saying(answer(CHUNK + LAST + DONE)) as url:
+    with responding(answer(CHUNK + LAST + DONE)) as url:
         assert main(["bench", "serve", "--base-url", f"x={url}", *SHORT]) == 0
     out = capsys.readouterr().out
     assert "note: x does not report usage for every answer" in out

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dspark.cli.main import main
-from tests.support.bench.broken_engine import a_verifier_that_lies
+from tests.support.bench.broken_engine import wrong_verification
 from tests.support.engine.tiny_models import VOCAB
 from tests.support.server.logs import log_given_back
 from tests.support.server.tiny_pair import TinyPair
@@ -51,7 +51,7 @@ def test_an_honest_engine_is_proven_prompt_by_prompt(
 def test_any_real_difference_is_exit_code_1(
     pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with a_verifier_that_lies(vocab=VOCAB):
+    with wrong_verification(vocab=VOCAB):
         always = ("--speculative.draft_budget", "always")  # a lie needs rounds with drafts
         code = verify(pair, tmp_path, "--num-prompts", "1", *always)
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Tests that await something."""
+"""Runs asynchronous tests."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ P = ParamSpec("P")
 
 
 def in_a_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """The test, run to its end in an event loop of its own."""
+    """Run a test in a new event loop."""
 
     @wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

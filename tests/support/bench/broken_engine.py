@@ -1,4 +1,4 @@
-"""Engines that break a promise on purpose: a check that cannot fail proves nothing."""
+"""Engines that violate a guarantee, to show that the checks can fail."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -10,12 +10,12 @@ from engine.scheduler.plan import RoundResult
 
 
 @contextmanager
-def a_verifier_that_lies(*, vocab: int) -> Iterator[None]:
-    """Rounds with drafts commit another last token than the target chose."""
-    honest = engine.core.engine_core.verify_step
+def wrong_verification(*, vocab: int) -> Iterator[None]:
+    """Rounds with drafts commit a last token that the target did not choose."""
+    original = engine.core.engine_core.verify_step
 
-    def lie(*args: object) -> Sequence[RoundResult]:
-        results = honest(*args)  # type: ignore[arg-type]
+    def wrong(*args: object) -> Sequence[RoundResult]:
+        results = original(*args)  # type: ignore[arg-type]
         return [
             dataclasses.replace(r, new_ids=(*r.new_ids[:-1], (r.new_ids[-1] + 1) % vocab))
             if r.scheduled.num_drafts
@@ -23,5 +23,5 @@ def a_verifier_that_lies(*, vocab: int) -> Iterator[None]:
             for r in results
         ]
 
-    with patch.object(engine.core.engine_core, "verify_step", lie):
+    with patch.object(engine.core.engine_core, "verify_step", wrong):
         yield

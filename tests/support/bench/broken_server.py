@@ -1,4 +1,4 @@
-"""Servers that do one thing wrong, byte for byte as written here."""
+"""Servers that send a fixed, broken response."""
 
 import socket
 import threading
@@ -12,7 +12,7 @@ MODELS = b'{"data":[{"id":"m"}]}'
 
 
 def answer(body: bytes, *, status: bytes = b"200 OK", promised: int | None = None) -> bytes:
-    """A whole HTTP response; `promised` is its Content-Length where that is not the truth."""
+    """A whole HTTP response; `promised` overrides its Content-Length."""
     length = len(body) if promised is None else promised
     return b"HTTP/1.1 %s\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (
         status,
@@ -22,8 +22,8 @@ def answer(body: bytes, *, status: bytes = b"200 OK", promised: int | None = Non
 
 
 @contextmanager
-def saying(response: bytes) -> Iterator[str]:
-    """A server that lists one model and answers every POST with these bytes; its address."""
+def responding(response: bytes) -> Iterator[str]:
+    """Serve one model and answer every POST with these bytes; yield the URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=_serve, args=(listener, response), daemon=True)
         thread.start()

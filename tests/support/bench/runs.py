@@ -1,4 +1,4 @@
-"""Lives of requests as one would write them on paper, and tiny workloads."""
+"""Request runs with given times, and tiny workloads."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def run(
     started_at: float = 0.0,
     stats: SpeculationStats = SpeculationStats(),  # noqa: B008 - frozen
 ) -> RequestRun:
-    """A request whose events came at these times (s) with so many tokens each."""
+    """A request with events at `times` (s) of `sizes` tokens each."""
     token_ids = list(range(sum(sizes))) if ids is None else list(ids)
     finish = Finish(FinishReason.LENGTH, None, len(prompt), len(token_ids), 0, stats, 0.0, 0.0, 0.0)
     return RequestRun(
@@ -65,4 +65,4 @@ def workload(count: int = 4, *, max_tokens: int = 12, concurrency: int = 1, **ho
 
 
 def silent(label: str) -> None:
-    """A report that nobody reads."""
+    """A report without output."""

@@ -1,4 +1,4 @@
-"""As much of `dspark bench` as a comparison of servers reads: half of the time in the models.
+"""Writes the part of the JSON of `dspark bench` that a comparison of servers reads.
 
 python -m tests.support.bench.small_bench SECONDS JOURNAL [the flags of dspark bench]
 """

@@ -1,6 +1,6 @@
-"""A server in a process of its own: it serves at once, says the same words, and keeps a journal.
+"""A server in a separate process: it always answers the same text and keeps a journal.
 
-python -m tests.support.bench.small_server NAME PORT JOURNAL [WORDS]
+python -m tests.support.bench.small_server NAME PORT JOURNAL [TEXT]
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 NAME, PORT, JOURNAL = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-WORDS = " ".join(sys.argv[4:]) or "hello world"
+TEXT = " ".join(sys.argv[4:]) or "hello world"
 
 
 def note(what: str) -> None:
@@ -29,10 +29,10 @@ class Handler(BaseHTTPRequestHandler):
         if self.path != "/v1/chat/completions":
             self.send_error(404)
             return
-        note(f"asked max_tokens={body['max_tokens']} ignore_eos={body.get('ignore_eos')}")
+        note(f"request max_tokens={body['max_tokens']} ignore_eos={body.get('ignore_eos')}")
         usage = {"prompt_tokens": 3, "completion_tokens": body["max_tokens"]}
         events = [
-            *({"choices": [{"delta": {"content": word}}]} for word in WORDS.split()),
+            *({"choices": [{"delta": {"content": word}}]} for word in TEXT.split()),
             {"choices": [{"delta": {}, "finish_reason": "length"}]},
             {"choices": [], "usage": usage},
         ]
@@ -43,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: [DONE]\n\n")
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nobody reads it."""
+        """Discard the access log."""
 
     def _answer(self, value: object) -> None:
         body = json.dumps(value).encode()

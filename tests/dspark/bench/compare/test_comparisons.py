@@ -13,7 +13,7 @@ from dspark.bench.compare.speculation import SpeculationComparison, compare_spec
 from dspark.bench.compare.stacked import StackedComparison, compare_stacked
 from dspark.bench.compare.throughput import measure_throughput
 from dspark.bench.running import Outcome
-from tests.support.bench.broken_engine import a_verifier_that_lies
+from tests.support.bench.broken_engine import wrong_verification
 from tests.support.bench.runs import silent, workload
 from tests.support.engine.running import generate_alone, oracle
 from tests.support.engine.tiny_models import (
@@ -133,7 +133,7 @@ def test_the_speculation_json_is_complete(speculation: SpeculationComparison) ->
 
 
 def test_an_arm_that_says_something_else_fails_the_comparison(draft_folder: Path) -> None:
-    with a_verifier_that_lies(vocab=VOCAB):
+    with wrong_verification(vocab=VOCAB):
         found = compare_plain_and_draft(draft_folder, trials=1)
     assert not found.holds
     assert "token ids: DIFFERENT, which must not be" in found.lines()

@@ -13,7 +13,7 @@ from dspark.bench.compare.greedy_identity import (
 from dspark.bench.compare.identity import Comparison, Difference
 from engine import LoadError
 from engine.build import Built
-from tests.support.bench.broken_engine import a_verifier_that_lies
+from tests.support.bench.broken_engine import wrong_verification
 from tests.support.bench.runs import workload
 from tests.support.engine.tiny_models import VOCAB, tiny_engine, tiny_target, write_tiny_draft
 
@@ -48,7 +48,7 @@ def test_an_honest_engine_says_what_transformers_says(built: Built) -> None:
 
 
 def test_a_lying_engine_is_told_where(built: Built) -> None:
-    with a_verifier_that_lies(vocab=VOCAB):
+    with wrong_verification(vocab=VOCAB):
         found = verify(built)
     assert not found.holds
     assert found.count("DIFFERENT") == 3

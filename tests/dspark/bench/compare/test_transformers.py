@@ -7,7 +7,7 @@ import pytest
 
 from dspark.bench.compare.transformers import TransformersArm, compare_transformers
 from engine.errors import LoadError
-from tests.support.bench.broken_engine import a_verifier_that_lies
+from tests.support.bench.broken_engine import wrong_verification
 from tests.support.bench.runs import silent, workload
 from tests.support.engine.running import generate_alone
 from tests.support.engine.tiny_models import VOCAB, tiny_engine, tiny_target, write_tiny_draft
@@ -52,7 +52,7 @@ def test_an_engine_that_says_something_else_is_found_out(tmp_path: Path) -> None
     target = tiny_target(has_eos=False)
     speculative = tiny_engine(target=target, draft_folder=write_tiny_draft(tmp_path))
     plain = tiny_engine(target=target)
-    with a_verifier_that_lies(vocab=VOCAB):
+    with wrong_verification(vocab=VOCAB):
         found = compare_transformers(plain, speculative, ASKED, trials=1, report=silent)
     assert not found.holds
     assert found.lines()[-3].startswith("token ids: DIFFERENT")

@@ -1,4 +1,4 @@
-"""When requests begin."""
+"""When requests start."""
 
 import asyncio
 import time
@@ -8,35 +8,35 @@ from statistics import mean
 import pytest
 
 from dspark.bench.http.load import ClosedLoop, PoissonArrivals, arrivals
-from dspark.bench.http.streamed_request import Call
+from dspark.bench.http.streamed_request import RequestRecord
 
 
-def test_a_closed_loop_keeps_its_clients_busy_and_asks_everything_once() -> None:
+def test_a_closed_loop_keeps_its_clients_busy_and_sends_every_prompt_once() -> None:
     is_open = peak = 0
 
-    async def ask(prompt: int) -> Call:
+    async def send(prompt: int) -> RequestRecord:
         nonlocal is_open, peak
         is_open += 1
         peak = max(peak, is_open)
         await asyncio.sleep(0.001)
         is_open -= 1
-        return Call(prompt, 0.0)
+        return RequestRecord(prompt, 0.0)
 
-    calls = asyncio.run(ClosedLoop(3).run(ask, 10))
+    records = asyncio.run(ClosedLoop(3).run(send, 10))
     assert peak == 3
-    assert sorted(call.prompt for call in calls) == list(range(10))
+    assert sorted(record.prompt for record in records) == list(range(10))
 
 
 def test_arrivals_do_not_wait_for_answers() -> None:
-    begun: list[float] = []
+    started: list[float] = []
 
-    async def ask(prompt: int) -> Call:
-        begun.append(time.perf_counter())
+    async def send(prompt: int) -> RequestRecord:
+        started.append(time.perf_counter())
         await asyncio.sleep(0.2)
-        return Call(prompt, 0.0)
+        return RequestRecord(prompt, 0.0)
 
-    asyncio.run(PoissonArrivals(500.0, seed=1).run(ask, 20))
-    assert begun[-1] - begun[0] < 0.2  # all had begun before the first was answered
+    asyncio.run(PoissonArrivals(500.0, seed=1).run(send, 20))
+    assert started[-1] - started[0] < 0.2  # all had started before the first was answered
 
 
 def test_arrivals_are_those_of_a_poisson_process_and_the_same_for_one_seed() -> None:

@@ -1,4 +1,4 @@
-"""Programs that a benchmark starts: heard, frozen, stopped."""
+"""Programs that a benchmark starts, suspends and stops."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # What nobody has waited for yet has ended all the same.
+    # A zombie has ended.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
@@ -35,25 +35,25 @@ def first_line_of(log: Path) -> Callable[[], bool]:
 
 
 @in_a_loop
-async def test_a_frozen_server_says_nothing_until_it_is_thawed(tmp_path: Path) -> None:
+async def test_a_suspended_server_is_unhealthy_until_it_resumes(tmp_path: Path) -> None:
     port = free_port()
     words = [sys.executable, "-m", "tests.support.bench.small_server", "a", str(port)]
     server = await Process.start("a", [*words, str(tmp_path / "journal")], log=tmp_path / "log")
     try:
-        async with client(port) as asking:
-            await wait_until_healthy(server, asking, timeout_s=30)
-            server.freeze()
-            assert not await is_healthy(asking)
-            server.thaw()
-            assert await is_healthy(asking)
-            server.freeze()
+        async with client(port) as http:
+            await wait_until_healthy(server, http, timeout_s=30)
+            server.suspend()
+            assert not await is_healthy(http)
+            server.resume()
+            assert await is_healthy(http)
+            server.suspend()
     finally:
-        await server.stop()  # frozen as it is
+        await server.stop()  # while suspended
     assert (tmp_path / "journal").read_text() == "started a\nstopped a\n"
 
 
 @in_a_loop
-async def test_stopping_a_program_ends_what_it_has_started(tmp_path: Path) -> None:
+async def test_stopping_a_program_ends_its_children(tmp_path: Path) -> None:
     log = tmp_path / "log"
     program = await Process.start("a", ["sh", "-c", "sleep 60 & echo $!; wait"], log=log)
     await asyncio.to_thread(wait_until, first_line_of(log))
@@ -69,20 +69,20 @@ async def test_a_program_that_does_not_end_is_killed(
 ) -> None:
     monkeypatch.setattr(module, "_STOP_S", 0.05)
     log = tmp_path / "log"
-    deaf = ["sh", "-c", "trap '' TERM; echo deaf; while true; do sleep 0.1; done"]
-    program = await Process.start("a", deaf, log=log)
+    stubborn = ["sh", "-c", "trap '' TERM; echo stubborn; while true; do sleep 0.1; done"]
+    program = await Process.start("a", stubborn, log=log)
     await asyncio.to_thread(wait_until, first_line_of(log))
     await program.stop()
     assert program.exit_code == -9
 
 
 @in_a_loop
-async def test_who_ends_before_it_serves_is_quoted(tmp_path: Path) -> None:
+async def test_the_output_of_a_server_that_ends_early_is_in_the_error(tmp_path: Path) -> None:
     failing = ["sh", "-c", "echo first; echo no such model >&2; exit 3"]
     program = await Process.start("a", failing, log=tmp_path / "log")
-    async with client(free_port()) as asking:
+    async with client(free_port()) as http:
         with pytest.raises(ServerUnusable) as caught:
-            await wait_until_healthy(program, asking, timeout_s=30)
+            await wait_until_healthy(program, http, timeout_s=30)
     assert str(caught.value) == (
         "a has ended with exit code 3 before it served: "
         f"first | no such model; see {tmp_path / 'log'}"
@@ -90,17 +90,17 @@ async def test_who_ends_before_it_serves_is_quoted(tmp_path: Path) -> None:
 
 
 @in_a_loop
-async def test_who_does_not_serve_in_time_is_given_up(tmp_path: Path) -> None:
+async def test_a_server_that_is_not_healthy_in_time_is_an_error(tmp_path: Path) -> None:
     program = await Process.start("a", ["sleep", "60"], log=tmp_path / "log")
     try:
-        async with client(free_port()) as asking:
+        async with client(free_port()) as http:
             with pytest.raises(ServerUnusable, match=r"a does not serve after 0.2 s: \(no output"):
-                await wait_until_healthy(program, asking, timeout_s=0.2)
+                await wait_until_healthy(program, http, timeout_s=0.2)
     finally:
         await program.stop()
 
 
 @in_a_loop
-async def test_a_program_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+async def test_a_missing_program_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ServerUnusable, match="a: cannot start /no/such/program "):
         await Process.start("a", ["/no/such/program"], log=tmp_path / "log")

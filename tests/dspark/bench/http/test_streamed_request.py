@@ -1,4 +1,4 @@
-"""One streamed request: what is told apart when a server does something wrong."""
+"""One streamed request, and the kinds of failure."""
 
 import asyncio
 
@@ -6,20 +6,20 @@ import httpx
 import pytest
 
 from dspark.bench.http.backends import BACKENDS, Sampling, Usage
-from dspark.bench.http.streamed_request import Call, call
-from tests.support.bench.broken_server import CHUNK, DONE, LAST, answer, saying
+from dspark.bench.http.streamed_request import RequestRecord, send_request
+from tests.support.bench.broken_server import CHUNK, DONE, LAST, answer, responding
 from tests.support.server.fakes import FakeEngine, app_with, served
 
 MESSAGES = ({"role": "user", "content": "say hello"},)
 
 
-def ask(url: str, kind: str = "openai-chat", *, max_tokens: int = 50) -> Call:
+def send(url: str, kind: str = "openai-chat", *, max_tokens: int = 50) -> RequestRecord:
     backend = BACKENDS[kind]
 
-    async def run() -> Call:
+    async def run() -> RequestRecord:
         async with httpx.AsyncClient(base_url=url, timeout=5) as client:
             body = backend.body(MESSAGES, Sampling(max_tokens), model="tiny")
-            return await call(client, backend, body, prompt=3)
+            return await send_request(client, backend, body, prompt=3)
 
     return asyncio.run(run())
 
@@ -31,7 +31,7 @@ def test_an_answer_has_its_text_its_times_and_the_servers_own_counts(
     kind: str, num_input: int
 ) -> None:
     with served(app_with(FakeEngine("hello world", tokens_per_step=4))) as url:
-        done = ask(url, kind)
+        done = send(url, kind)
     assert done.failure is None
     assert (done.prompt, done.text, done.finish_reason) == (3, "hello world", "stop")
     assert done.usage == Usage(num_input, 12, 1)  # the end of text is a token too
@@ -71,23 +71,23 @@ def test_an_answer_has_its_text_its_times_and_the_servers_own_counts(
         (b"", "early close", "Server disconnected without sending a response."),
     ],
 )
-def test_what_a_server_does_wrong_is_named(response: bytes, kind: str, detail: str) -> None:
-    with saying(response) as url:
-        done = ask(url)
+def test_an_error_of_the_server_is_named(response: bytes, kind: str, detail: str) -> None:
+    with responding(response) as url:
+        done = send(url)
     assert done.failure is not None
     assert done.failure.kind == kind
     assert done.failure.detail.startswith(detail)
 
 
-def test_nobody_there_is_a_failure_and_no_exception() -> None:
-    done = ask("http://127.0.0.1:9")
+def test_a_refused_connection_is_a_failure_and_no_exception() -> None:
+    done = send("http://127.0.0.1:9")
     assert done.failure is not None
     assert done.failure.kind == "no connection"
 
 
-def test_tokens_that_the_server_does_not_report_are_not_made_up() -> None:
-    with saying(answer(CHUNK + b": ping\n\n" + CHUNK + LAST + DONE)) as url:
-        done = ask(url)
+def test_tokens_that_the_server_does_not_report_are_unknown() -> None:
+    with responding(answer(CHUNK + b": ping\n\n" + CHUNK + LAST + DONE)) as url:
+        done = send(url)
     assert done.failure is None
     assert done.text == "hihi"
     assert done.usage.num_output_tokens is None
@@ -95,15 +95,15 @@ def test_tokens_that_the_server_does_not_report_are_not_made_up() -> None:
     assert len(done.event_times) == 3  # the end counts, the comment does not
 
 
-def test_an_event_ends_at_its_line_feed_and_nowhere_else() -> None:
+def test_an_event_ends_at_a_line_feed_only() -> None:
     said = 'data: {"choices":[{"delta":{"content":"a\u2028b"}}]}\r\n\r\n'.encode()
-    with saying(answer(said + LAST + DONE)) as url:
-        done = ask(url)
+    with responding(answer(said + LAST + DONE)) as url:
+        done = send(url)
     assert (done.failure, done.text) == (None, "a\u2028b")
 
 
-def test_thinking_is_output_like_any_other() -> None:
-    piece = BACKENDS["openai-chat"].piece(
+def test_reasoning_counts_as_output() -> None:
+    piece = BACKENDS["openai-chat"].parse_event(
         {"choices": [{"delta": {"reasoning_content": "hm", "content": None}}], "usage": None}
     )
     assert piece.text == "hm"

@@ -1,4 +1,4 @@
-"""The servers of a comparison, as a YAML file tells how to start them.
+"""Reads the servers of a comparison, and how to start them, from a YAML file.
 
 llama.cpp:
   about: llama.cpp 0.7.0, weights, keys and values in float32
@@ -24,20 +24,20 @@ from server.settings.schema import SettingsError
 _URL = r"^http://[^/]+:\d+$"
 
 
-class Contender(BaseModel):
-    """One server, and what is asked of it."""
+class ServerSpec(BaseModel):
+    """One server: how to start it and what to send."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     about: str = Field(description="What it is: version, precision, what is switched on.")
     start: str = Field(description="Command line; $NAMES are those of the environment.")
     url: str = Field(pattern=_URL, description="Where it serves when it runs.")
-    peer: bool = Field(False, description="Someone else's: ours are held against it.")
+    peer: bool = Field(False, description="Another project's server, to compare ours with.")
     backend: Literal["openai-chat", "openai", "native"] = "openai-chat"
     body: dict[str, object] = Field({}, description="Fields to add to every request.")
     stays: bool = Field(
         False,
-        description="It takes long to start: between its turns it is frozen instead of stopped.",
+        description="Slow to start: suspended between its turns instead of stopped.",
     )
     engine: str | None = Field(
         None, description="The same engine without HTTP: a `dspark bench` command line."
@@ -47,10 +47,10 @@ class Contender(BaseModel):
         return Address(name, self.url, BACKENDS[self.backend], model=None, extra_body=self.body)
 
 
-def read_contenders(file: Path, only: Sequence[str] = ()) -> dict[str, Contender]:
-    """Those of a file, by name, in its order. Raises SettingsError, and OSError without the file.
+def read_server_specs(file: Path, only: Sequence[str] = ()) -> dict[str, ServerSpec]:
+    """Read the servers of a file, by name; only those in `only` unless it is empty.
 
-    only: the names to take; all if there are none.
+    Raises SettingsError for an invalid file and OSError for an unreadable one.
     """
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -62,14 +62,14 @@ def read_contenders(file: Path, only: Sequence[str] = ()) -> dict[str, Contender
         if name not in found:
             raise SettingsError(f"--only: found {name}; accepted: {', '.join(map(str, found))}")
     return {
-        str(name): _contender(f"{file}: {name}", value)
+        str(name): _server_spec(f"{file}: {name}", value)
         for name, value in found.items()
         if not only or name in only
     }
 
 
 def command_of(line: str, environment: Mapping[str, str], *, where: str) -> list[str]:
-    """The words of a command line. Raises SettingsError for a $NAME that is not set."""
+    """Split a command line and substitute $NAMES. Raises SettingsError for an unset name."""
     try:
         return [Template(word).substitute(environment) for word in shlex.split(line)]
     except KeyError as error:
@@ -78,9 +78,9 @@ def command_of(line: str, environment: Mapping[str, str], *, where: str) -> list
         raise SettingsError(f"{where}: found {line!r} ({error}); accepted: a command") from None
 
 
-def _contender(where: str, value: object) -> Contender:
+def _server_spec(where: str, value: object) -> ServerSpec:
     try:
-        return Contender.model_validate(value)
+        return ServerSpec.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join([where, *map(str, first["loc"])])

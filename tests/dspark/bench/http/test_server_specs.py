@@ -1,10 +1,10 @@
-"""The file that says how servers are started."""
+"""Reading the file of servers to compare."""
 
 from pathlib import Path
 
 import pytest
 
-from dspark.bench.http.contenders import command_of, read_contenders
+from dspark.bench.http.server_specs import command_of, read_server_specs
 from server.settings.schema import SettingsError
 
 SMALL = """
@@ -20,7 +20,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_servers_keep_the_order_of_their_file(tmp_path: Path) -> None:
-    found = read_contenders(written(tmp_path, SMALL))
+    found = read_server_specs(written(tmp_path, SMALL))
     assert list(found) == ["ours", "theirs"]
     assert [c.peer for c in found.values()] == [False, True]
     address = found["theirs"].address("theirs")
@@ -32,8 +32,8 @@ def test_servers_keep_the_order_of_their_file(tmp_path: Path) -> None:
     assert address.backend.path == "/v1/chat/completions"
 
 
-def test_some_of_them_may_be_taken(tmp_path: Path) -> None:
-    assert list(read_contenders(written(tmp_path, SMALL), ["theirs"])) == ["theirs"]
+def test_some_servers_of_a_file_can_be_chosen(tmp_path: Path) -> None:
+    assert list(read_server_specs(written(tmp_path, SMALL), ["theirs"])) == ["theirs"]
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def test_some_of_them_may_be_taken(tmp_path: Path) -> None:
         (SMALL, ["others"], "--only: found others; accepted: ours, theirs"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_one_line(
+def test_an_invalid_file_is_refused_in_one_line(
     tmp_path: Path, text: str, only: list[str], line: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
-        read_contenders(written(tmp_path, text), only)
+        read_server_specs(written(tmp_path, text), only)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
 
