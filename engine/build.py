@@ -22,12 +22,11 @@ from engine.model_setup.draft_backend import context_kernel, make_budget, make_d
 from engine.model_setup.memory_plan import MemoryPlan
 from engine.model_setup.model_passes import ModelPasses, make_model_passes
 from engine.model_setup.prepared_models import PreparedModels, prepare_models
-from engine.observability.acceptance_diagnosis import explain_collapse
 from engine.observability.acceptance_monitor import AcceptanceMonitor
 from engine.observability.engine_info import describe, log_start
 from engine.observability.stats_log import StatsLog
 from engine.observability.step_metrics import StepMetrics
-from engine.observability.step_observer import RecentTexts, StepObserver
+from engine.observability.step_observer import StepObserver
 from engine.platform.auto_settings import (
     configure_threads,
     resolve_device,
@@ -65,21 +64,14 @@ def build_engine(config: EngineConfig) -> EngineWorker:
     """
     device = resolve_device(config)
     num_threads = configure_threads(config, device)
-    texts = RecentTexts()
-    built = load_engine(config, device=device, recorder=texts)
+    built = load_engine(config, device=device)
     dismiss_helpers()  # this thread has computed; from now on the engine's own does
-
-    def diagnose() -> str | None:
-        if built.draft is None:
-            return None
-        return explain_collapse(built.target, built.draft, texts.texts(), device=device)
-
-    watch = AcceptanceMonitor(diagnose=diagnose)
+    monitor = AcceptanceMonitor()
     return EngineWorker(
         built.engine,
         num_threads=num_threads,
-        observers=(StatsLog(), watch),
-        has_collapsed=lambda: watch.has_collapsed,
+        observers=(StatsLog(), monitor),
+        has_collapsed=lambda: monitor.has_collapsed,
         delivers_after_launch=device.type == "cuda",
     )
 
@@ -87,7 +79,15 @@ def build_engine(config: EngineConfig) -> EngineWorker:
 def load_engine(
     config: EngineConfig, *, device: torch.device, recorder: StepObserver | None = None
 ) -> Built:
-    """Load what the config names and wire it; see `wire_engine`."""
+    """Load the models that the config names, and connect them; see `wire_engine`."""
+    target, draft = load_models(config, device)
+    return wire_engine(config, target=target, draft=draft, device=device, recorder=recorder)
+
+
+def load_models(
+    config: EngineConfig, device: torch.device
+) -> tuple[LoadedTarget, LoadedDraft | None]:
+    """Load the target, and the draft if the config names one. Raises LoadError."""
     logger.info("loading the target from %s", config.target)
     target = load_target(
         config.target,
@@ -98,7 +98,7 @@ def load_engine(
         max_model_len=config.max_model_len,
     )
     draft = load_draft(config, target, device) if config.draft is not None else None
-    return wire_engine(config, target=target, draft=draft, device=device, recorder=recorder)
+    return target, draft
 
 
 def wire_engine(

@@ -1,7 +1,12 @@
 """Tell what this machine has, what is missing, and which paths the given settings would use.
 
 Without settings it looks at the machine alone. With them (--config FILE, or flags) it also loads
-the models, if they are on this machine, and reports what is then active and why."""
+the models, if they are on this machine, and reports what is then active and why.
+
+--diagnose-draft looks at the draft alone: it answers a few prompts with the target and reads the
+draft's checkpoint in other ways, with the other slot convention and with taps one layer off. It
+prints the accept length of each reading. The exit code is 1 when the draft as declared is not worth
+its time, or another reading is better."""
 
 import argparse
 import os
@@ -10,6 +15,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from dspark.bench.workloads.prompts import spread
+from dspark.cli.measuring import progress_bar, prompts_in
+from dspark.cli.prepared_pair import prepare, require_draft
 from dspark.cli.startup import (
     add_checking_flags,
     configure_log,
@@ -18,6 +26,7 @@ from dspark.cli.startup import (
     settle,
 )
 from dspark.demo.target import cached_demo_target
+from engine import LoadError
 from engine.model_setup.memory_plan import size_text
 from engine.observability.start_report import Row, start_rows
 from engine.platform.cache_dir import default_cache_dir
@@ -36,7 +45,7 @@ from engine.platform.host import (
 from server.settings.flags import add_settings_flags, settings_flags
 from server.settings.model_sources import DEMO_NAME
 from server.settings.names import ENV_PREFIX
-from server.settings.schema import Settings
+from server.settings.schema import Settings, SettingsError
 
 USAGE = "dspark doctor [--config FILE] [options]"
 
@@ -48,6 +57,8 @@ _PACKAGES = {  # distribution: what for
     "torchao": "quantised drafts",
     "flashinfer-python": "attention over pages, CUDA only",
 }
+_NUM_PROMPTS = 4  # of the diagnosis, if none are named
+_DIAGNOSED_TOKENS = 64  # of each answer
 _FOR_DEMO = ("gguf", "accelerate")
 
 
@@ -55,11 +66,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--load", action="store_true", help="load the models even if a hub must be asked for them"
     )
+    parser.add_argument(
+        "--diagnose-draft",
+        action="store_true",
+        help="find out why the draft's tokens are not accepted",
+    )
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="JSONL of prompts for --diagnose-draft; default: "
+        f"{_NUM_PROMPTS} prompts that come with dspark",
+    )
     add_checking_flags(parser)
     add_settings_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.diagnose_draft:
+        return _diagnose_draft(args)
+    if args.prompts is not None:
+        raise SettingsError("--prompts: accepted with --diagnose-draft only")
     settings = None
     if _has_settings(args):
         settings = settle(args)
@@ -72,6 +99,38 @@ def run(args: argparse.Namespace) -> int:
     _print("missing", missing_rows(cache_dir, settings) or [("nothing", "")])
     _print("with these settings", _active_rows(settings, load=args.load))
     return 0
+
+
+def _diagnose_draft(args: argparse.Namespace) -> int:
+    """Print the accept length of every reading of the draft's checkpoint, and the verdict."""
+    settings = settle(args)
+    if settings is None:
+        return 0
+    require_draft(settings, purpose="diagnose")
+    absent = [] if args.load else list(_not_at_hand(settings))
+    if absent:
+        raise LoadError(f"{', '.join(absent)} is not on this machine; --load fetches it first")
+    prompts = prompts_in(args.prompts)
+    if args.prompts is None:
+        prompts = spread(prompts, _NUM_PROMPTS)
+    ready = prepare(settings, prompts)
+
+    from dspark.bench.draft_quality.diagnosis import diagnose_draft  # heavy: loads torch
+
+    with progress_bar(len(prompts) + 1) as report:
+        found = diagnose_draft(
+            ready.config,
+            [prompt.token_ids for prompt in ready.encoded],
+            max_new_tokens=_DIAGNOSED_TOKENS,
+            report=report,
+        )
+    trials = (found.declared, *found.others)
+    _print(
+        f"accept length over {found.declared.num_anchors} anchors in {len(prompts)} answers",
+        [(f"{trial.accept_length:.2f}", trial.reading.remedy) for trial in trials],
+    )
+    _print("diagnosis", [("verdict", found.verdict())])
+    return 0 if found.holds else 1
 
 
 def machine_rows() -> list[Row]:

@@ -1,37 +1,70 @@
 """What the engine says about itself while it runs."""
 
+import asyncio
 import logging
+import threading
+from pathlib import Path
 
 import pytest
 
-from engine import EngineSnapshot
+from engine import EngineConfig, EngineSamplingParams, EngineSnapshot, Request
+from engine.build import build_engine
 from engine.observability.acceptance_monitor import AcceptanceMonitor
 from engine.observability.stats_log import StatsLog
+from tests.support.engine.tiny_models import tiny_target, write_tiny_draft
 
 
 def _after(rounds: int, accepted: int) -> EngineSnapshot:
     return EngineSnapshot(num_rounds=rounds, num_accepted_tokens=accepted)
 
 
-def test_a_collapsed_acceptance_is_warned_of_once_with_likely_causes(
+def test_a_collapsed_acceptance_is_warned_of_once_with_the_command_that_explains_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    watch = AcceptanceMonitor()
-    watch(_after(199, 0))
-    assert not watch.has_collapsed
-    watch(_after(200, 10))
-    watch(_after(400, 20))
-    assert watch.has_collapsed
+    monitor = AcceptanceMonitor()
+    monitor(_after(199, 0))
+    assert not monitor.has_collapsed
+    monitor(_after(200, 10))
+    monitor(_after(400, 20))
+    assert monitor.has_collapsed
     (record,) = caplog.records
     assert "mean accept length 1.05 over 200 rounds" in record.getMessage()
-    assert "sample_from_anchor" in record.getMessage()
+    assert "dspark doctor --diagnose-draft" in record.getMessage()
 
 
-def test_a_draft_that_recovers_is_watched_again(caplog: pytest.LogCaptureFixture) -> None:
-    watch = AcceptanceMonitor()
+def test_a_second_collapse_is_warned_of_again(caplog: pytest.LogCaptureFixture) -> None:
+    monitor = AcceptanceMonitor()
     for snapshot in (_after(200, 0), _after(400, 400), _after(600, 400)):
-        watch(snapshot)
+        monitor(snapshot)
     assert len(caplog.records) == 2
+
+
+def test_a_collapse_under_load_costs_a_warning_and_no_pass(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A built engine with a useless draft: it serves on, in its one thread."""
+    tiny_target().model.save_pretrained(tmp_path / "target")  # type: ignore[operator]
+    config = EngineConfig(
+        target=str(tmp_path / "target"),
+        draft=str(write_tiny_draft(tmp_path / "draft")),
+        draft_budget="always",
+        num_pages=64,
+        num_threads=1,
+    )
+    params = EngineSamplingParams(max_new_tokens=225, ignore_eos=True)
+    engine = build_engine(config)
+    num_threads = threading.active_count()
+    try:
+        request = Request("a", (5, 6, 7), params)
+        asyncio.run(engine.generate(request, lambda _: None))
+        after = asyncio.run(engine.snapshot())
+        assert threading.active_count() == num_threads
+    finally:
+        engine.close()
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert "acceptance has collapsed: mean accept length 1." in warning
+    assert after.has_collapsed
+    assert after.num_steps <= 226
 
 
 def test_one_line_an_interval_tells_rates_of_that_interval(
