@@ -1,25 +1,25 @@
-// Attention of a few query rows over paged keys and values, straight from the pool: nothing is
-// gathered and KV heads are not expanded. A task is some query rows of one sequence with all query
-// heads of one KV head, so that each key is loaded once for several queries; or of all KV heads, so
-// that memory is read in the order of addresses.
+// Computes the attention of a few query rows over paged keys and values. The kernel reads the pool
+// through page tables: it gathers nothing and does not expand KV heads. A task is some query rows
+// of one sequence with all query heads of one KV head, so that each key is loaded once for several
+// queries. A task may also cover all KV heads, so that memory is read in the order of addresses.
 //
-// Keys come in blocks that begin at multiples of KEY_BLOCK. Each block has a softmax of its own;
-// blocks are then put together, first to last, by their maxima (Milakov and Gimelshein, 2018). So
-// a query's result is the same to the last bit whether one task sees all blocks or each has one.
+// Keys come in blocks that begin at multiples of KEY_BLOCK. Each block has its own softmax. Blocks
+// are merged, first to last, by their maxima (Milakov and Gimelshein, 2018). So a query's result is
+// the same to the last bit whether one task covers all blocks or one task covers each.
 #pragma once
 
 #include <utility>
 
 #include "keys_ahead.h"
 
-// What a softmax has come to: greatest score, sum of weights relative to it, weighted values.
+// A partial softmax: the greatest score, and the sum of weights relative to it.
 struct SoftmaxState {
   float top = -INFINITY, sum = 0.0f;
 };
 
 struct Query {
   const float *q;
-  KeyRange keys;  // that it sees
+  KeyRange keys;  // the keys that it sees
   SoftmaxState state;
   float acc[MAX_HEAD_DIM];
 };
@@ -27,7 +27,7 @@ struct Query {
 // A state is written as top, sum and zeros up to VL floats, then D weighted values.
 static inline int64_t state_size(int64_t head_dim) { return VL + head_dim; }
 
-// How two states' sums and values shrink when they become one.
+// The factors that scale two states' sums and values when the states are merged.
 struct Shrink {
   float old, more;
 };
@@ -48,9 +48,11 @@ static inline vec add_values(vec old, vec more, Shrink shrink) {
   return kept + more * shrink.more;
 }
 
-// Keys begin .. end - 1 of the block that starts at `start`.
+// Keys begin .. end - 1 of the block that starts at `start`. The row of key i begins rows[i -
+// start] numbers after the pool's first slot.
 struct Block {
   int64_t start, begin, end;
+  const int64_t *rows;
 };
 
 // Scores of Q queries of a KV head; each key is loaded once for all of them.
@@ -63,7 +65,7 @@ static inline void score_keys(const PagedAttention<KV> &task, int64_t head, cons
     vec acc[Q][NT];
     for (int j = 0; j < NT; j++) {
       const int64_t at = i + j < block.end ? i + j : block.end - 1;
-      k[j] = task.keys + task.slots[at] * task.slot_stride + head * D;
+      k[j] = task.keys + block.rows[at - block.start] + head * D;
     }
     if (ahead) ahead->read(i, NT * D * sizeof(KV));
 #pragma GCC unroll 8
@@ -88,7 +90,7 @@ static inline void score_keys(const PagedAttention<KV> &task, int64_t head, cons
   }
 }
 
-// Turn the scores of keys begin .. end - 1 of a block into weights; all others weigh nothing.
+// Turn the scores of keys begin .. end - 1 of a block into weights; all other weights are 0.
 static inline SoftmaxState weigh(float *scores, int64_t begin, int64_t end, float scale) {
   for (int64_t i = 0; i < begin; i++) scores[i] = -INFINITY;
   for (int64_t i = end > 0 ? end : 0; i < KEY_BLOCK; i++) scores[i] = -INFINITY;
@@ -111,18 +113,18 @@ static inline SoftmaxState weigh(float *scores, int64_t begin, int64_t end, floa
   return state;
 }
 
-// C vectors of columns of Q queries' values, from column d on.
+// Add C vectors of columns of Q queries' values, from column d on.
 template <int Q, int C, class KV>
-static inline void sum_values(const PagedAttention<KV> &task, const KV *values, Query *queries,
-                              int64_t d, Block block, RowsAhead<KV> *ahead,
-                              const Shrink shrinks[Q], const float weights[Q][KEY_BLOCK]) {
+static inline void sum_values(const KV *values, Query *queries, int64_t d, Block block,
+                              RowsAhead<KV> *ahead, const Shrink shrinks[Q],
+                              const float weights[Q][KEY_BLOCK]) {
   vec acc[Q][C];
 #pragma GCC unroll 8
   for (int n = 0; n < Q; n++)
 #pragma GCC unroll 8
     for (int c = 0; c < C; c++) acc[n][c] = vec{};
   for (int64_t i = block.begin; i < block.end; i++) {
-    const KV *v = values + task.slots[i] * task.slot_stride + d;
+    const KV *v = values + block.rows[i - block.start] + d;
     if (ahead) ahead->read(i, C * VL * sizeof(KV));
     vec vd[C];
     for (int c = 0; c < C; c++) {
@@ -145,7 +147,7 @@ static inline void sum_values(const PagedAttention<KV> &task, const KV *values, 
     }
 }
 
-// Q queries of a KV head and one block; `ahead` is null where others read ahead.
+// Q queries of a KV head over one block; `ahead` is null where another call prefetches.
 template <int Q, class KV>
 ONE_COPY void attend_tile(const PagedAttention<KV> &task, int64_t head, Query *queries, int64_t D,
                           Block block, KeysAhead<KV> *ahead) {
@@ -162,9 +164,9 @@ ONE_COPY void attend_tile(const PagedAttention<KV> &task, int64_t head, Query *q
   RowsAhead<KV> *values_ahead = ahead ? &ahead->values : nullptr;
   int64_t d = 0;
   for (; d + NT * VL <= D; d += NT * VL)
-    sum_values<Q, NT>(task, values, queries, d, block, values_ahead, shrinks, scores);
+    sum_values<Q, NT>(values, queries, d, block, values_ahead, shrinks, scores);
   for (; d < D; d += VL)
-    sum_values<Q, 1>(task, values, queries, d, block, values_ahead, shrinks, scores);
+    sum_values<Q, 1>(values, queries, d, block, values_ahead, shrinks, scores);
 }
 
 template <class KV>
@@ -195,8 +197,8 @@ static inline void store_state(float *state, const Query &query, int64_t D) {
   __builtin_memcpy(state + VL, query.acc, D * sizeof(float));
 }
 
-// `ahead` goes from one task to the next; next() is asked once which one that will be, as late as
-// its first keys can still be read ahead, and says null if there is none.
+// The caller passes the same `ahead` to every task. next() is called once and returns the next
+// task, or null. It is called as late as that task's first keys can still be prefetched.
 template <class KV, class Next>
 ONE_COPY void attend(const PagedAttention<KV> &task, int64_t D, KeysAhead<KV> &ahead,
                      const Next &next) {
@@ -216,12 +218,14 @@ ONE_COPY void attend(const PagedAttention<KV> &task, int64_t D, KeysAhead<KV> &a
     for (int64_t d = 0; d < D; d++) query.acc[d] = 0.0f;
   }
   ahead.begin(task, D);
+  int64_t rows[KEY_BLOCK];
   const int64_t first = task.seen().first, stop = task.blocks().last;
   int64_t start = task.blocks().first;
   if (start >= stop) ahead.then(next(), D);
   for (; start < stop; start += KEY_BLOCK) {
     const int64_t end = start + KEY_BLOCK;
-    const Block block = {start, first > start ? first : start, end < stop ? end : stop};
+    const Block block = {start, first > start ? first : start, end < stop ? end : stop, rows};
+    task.find_rows(start, block.end, rows);
     if (end >= stop) ahead.then(next(), D);
     for (int64_t head = 0; head < task.kv_heads; head++)
       for (int64_t n = 0; n < per_head; n += MT)
@@ -244,8 +248,8 @@ static inline void attend(const PagedAttention<KV> &task, int64_t D) {
   attend(task, D, ahead, []() -> const PagedAttention<KV> * { return nullptr; });
 }
 
-// A query's blocks put together, as attend() does when it sees them all. Their states lie one
-// after another; a block of which the query sees nothing says so by its top.
+// Merge a query's blocks, as attend() does when one task covers them all. Their states lie one
+// after another; the top of a block that the query does not see is -INFINITY.
 static inline void join_states(const float *states, int64_t num_blocks, int64_t D, float *out) {
   Query query;
   query.state = {};

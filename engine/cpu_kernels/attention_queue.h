@@ -1,6 +1,6 @@
-// Who attends to what. The attention of a pass is cut into pieces: some rows of one sequence, one KV
-// head, and all blocks of keys or one. Whoever is free takes the next pieces, in an order that has
-// the KV heads of the same keys side by side.
+// Distributes the attention of a pass to threads, in pieces: some rows of one sequence, one KV
+// head, and all blocks of keys or one. A free thread takes the next pieces. The KV heads of the
+// same keys follow one another.
 #pragma once
 
 #include "attention.h"
@@ -8,7 +8,7 @@
 
 struct Split {
   int64_t pieces;
-  int64_t states;  // of one query, if each block is a piece: as many as the longest sequence has
+  int64_t states;  // of one query: the blocks of the longest sequence; 0 if blocks are not pieces
 };
 
 static inline int64_t num_key_blocks(const Pass &pass, int64_t b) {
@@ -22,10 +22,11 @@ struct AttentionQueue {
   const Layer<W, KV> &layer;
   Split split;
   int num_threads;
-  int64_t b = 0, before = 0;  // the sequence that was looked at last, and the pieces before it
+  int64_t b = 0, before = 0;  // the sequence of the last piece, and the pieces before it
 
-  // The next task: all KV heads of some keys, so that memory is read in the order of addresses, but
-  // one where they are too many queries or when little is left, so that all threads end together.
+  // Take the next task; false when none is left. It covers all KV heads of some keys, so that
+  // memory is read in the order of addresses. It covers one head where all have too many queries,
+  // and near the end, so that all threads finish together.
   bool take(PagedAttention<KV> &task) {
     int64_t at = __atomic_load_n(pass.turn, __ATOMIC_RELAXED);
     do {
@@ -36,12 +37,12 @@ struct AttentionQueue {
     return true;
   }
 
-  // How many query rows a piece has at most.
+  // The most query rows of a piece.
   static int64_t rows_per_piece(const Decoder<W, KV> &model) {
     return HEAD_QUERIES / (model.num_heads / model.num_kv_heads);
   }
 
-  // Pieces of a sequence that has so many rows, for each block of keys.
+  // Pieces of a sequence of `rows` rows, for each block of keys.
   static int64_t pieces_of(const Decoder<W, KV> &model, int64_t rows) {
     return (rows + rows_per_piece(model) - 1) / rows_per_piece(model) * model.num_kv_heads;
   }
@@ -51,7 +52,7 @@ struct AttentionQueue {
 
   int64_t rows() const { return pass.row_starts[b + 1] - pass.row_starts[b]; }
 
-  // Never asked for a piece before the last one.
+  // Pieces are looked up in ascending order.
   void find(int64_t piece, PagedAttention<KV> &task) {
     int64_t pieces;
     while (piece - before >= (pieces = pieces_of(model, rows()) * blocks())) before += pieces, b++;
@@ -76,7 +77,8 @@ struct AttentionQueue {
     task.keys = layer.keys + kv_head * D;
     task.values = layer.values + kv_head * D;
     task.slot_stride = Hkv * D;
-    task.slots = pass.kv_slots + pass.kv_starts[b];
+    task.pages = pass.page_tables[b];
+    task.page_size = pass.page_size;
     task.first_position = pass.kv_lens[b] - (pass.row_starts[b + 1] - row);
     task.window = layer.window;
     task.scale = model.scale;
@@ -90,7 +92,7 @@ struct AttentionQueue {
   }
 };
 
-// Blocks are pieces of their own where there are too few pieces otherwise, and room for states.
+// Make each block a piece where there are too few pieces otherwise, and room for the states.
 template <class W, class KV>
 static inline Split split_attention(const Decoder<W, KV> &model, const Pass &pass, int num_threads) {
   Split whole = {0, 0}, split = {0, 1};

@@ -1,21 +1,22 @@
-// A whole decoder pass in one call: no Python between layers, no allocation, one parallel region.
-// Threads share the columns of every product, so that each weight is read once by one of them; they
-// meet at a barrier where one needs what another wrote.
+// Runs a whole decoder pass in one call: no Python between layers, no allocation, one parallel
+// region. Threads divide the columns of every product, so that one thread reads each weight once. A
+// barrier separates a write from another thread's read.
 //
 // The architecture is the one that Llama, Mistral, Qwen2 and Qwen3 have in common:
 //
 //   x += o_proj(attention(rope(norm?(q_proj(h))), rope(norm?(k_proj(h))), v_proj(h)))   h = norm(x)
 //   x += down_proj(silu(gate_proj(h)) * up_proj(h))                                     h = norm(x)
 //
-// Matrices have the precision W, keys and values the precision KV; everything else is float32. Where
-// both are bfloat16 and the CPU multiplies pairs of it, so are the rows that go into a product.
+// Matrices have the precision W, keys and values the precision KV; everything else is float32.
+// Where both are bfloat16 and the CPU multiplies pairs of it, rows are rounded to bfloat16 before
+// products.
 #pragma once
 
 #include <omp.h>
 
 #include "attention_queue.h"
 
-#define FEW_ROWS 8  // each thread norms up to so many rows for itself: cheaper than to meet
+#define FEW_ROWS 8  // every thread norms up to so many rows itself: cheaper than a barrier
 
 template <class W, class KV>
 struct Worker {
@@ -23,7 +24,7 @@ struct Worker {
   const Pass &pass;
   int rank, size;
 
-  // Where this thread's part of a matrix [N, K] begins: what it will read next.
+  // The start of this thread's part of a matrix [N, K], which it reads next.
   const W *part(const Matrix<W> &w, int64_t N, int64_t K) const {
     int64_t begin, end;
     share(N, rank, size, &begin, &end);
@@ -134,7 +135,7 @@ struct Worker {
            Into::set, nullptr);
   }
 
-  // What is read after layer i: the next one's queries, or the head.
+  // The matrix that is read after layer i: the next layer's queries, or the head.
   const W *after(int64_t i) const {
     const int64_t E = model.hidden;
     return i + 1 < model.num_layers

@@ -12,9 +12,10 @@ from torch.nn import functional as F
 
 from engine.cpu_kernels.compiling import CpuKernelsUnavailable, Kernels
 from engine.cpu_kernels.int8_linear import Int8Linear
+from engine.cpu_kernels.page_tables import PageTablePointers
 from engine.cpu_kernels.structs import ROW_BLOCK, DecoderStruct, LayerStruct, PassStruct
 from engine.runner.batch import ScheduleBatch
-from kv_pool import KVPool, sequence_slots
+from kv_pool import KVPool
 
 # Model classes whose decoder layers compute what decoder.h computes. A class is named, not
 # guessed from its parts, and the self-check at load compares numbers all the same.
@@ -111,28 +112,22 @@ class CpuDecoder:
         cosine = self._cosine.index_select(0, batch.positions)
         sine = self._sine.index_select(0, batch.positions)
         row_starts = np.cumsum([0, *batch.query_lens], dtype=np.int64)
-        kv_lens = np.array(batch.kv_lens, dtype=np.int64)
-        kv_starts = np.cumsum([0, *batch.kv_lens[:-1]], dtype=np.int64)
-        kv_slots = np.concatenate(
-            [
-                sequence_slots(table, kv_len, self._pool.page_size)
-                for table, kv_len in zip(batch.page_tables, batch.kv_lens, strict=True)
-            ]
-        )
+        kv_lens, page_size = np.array(batch.kv_lens, dtype=np.int64), self._pool.page_size
+        tables = PageTablePointers(batch.page_tables, kv_lens, page_size=page_size)
         call = PassStruct(
             num_rows=num_rows,
             num_sequences=len(batch.query_lens),
             num_logit_rows=num_logit_rows,
             num_threads=self._num_threads,
             num_states=len(self._states),
+            page_size=page_size,
             x=x.data_ptr(),
             cosine=cosine.data_ptr(),
             sine=sine.data_ptr(),
             slots=batch.slot_mapping.data_ptr(),
             row_starts=row_starts.ctypes.data,
             kv_lens=kv_lens.ctypes.data,
-            kv_slots=kv_slots.ctypes.data,
-            kv_starts=kv_starts.ctypes.data,
+            page_tables=tables.address,
             logit_rows=batch.logit_rows.data_ptr(),
             rounded_stride=self._scratch["rounded"].stride(0),
             states=self._states.data_ptr(),

@@ -1,4 +1,4 @@
-// What a pass is told: the model, and where its rows, keys and results are.
+// Defines the arguments of a decoder pass: the model, and the addresses of rows, keys and results.
 #pragma once
 
 #include "rounded.h"
@@ -7,7 +7,7 @@
 template <class W>
 struct Matrix {
   const W *rows;       // [N, K]
-  const float *scale;  // [N]: what the numbers of a row are multiples of; null: of 1
+  const float *scale;  // [N]: the factor of each row's numbers; null: 1
 };
 
 template <class W, class KV>
@@ -37,18 +37,18 @@ struct Decoder {
 };
 
 struct Pass {
-  int64_t num_rows, num_sequences, num_logit_rows, num_threads, num_states;
+  int64_t num_rows, num_sequences, num_logit_rows, num_threads, num_states, page_size;
   float *x;                              // [T, E]: embeddings in, last layer's output out
   const float *cosine, *sine;            // [T, D]
   const int64_t *slots;                  // [T]
   const int64_t *row_starts;             // [B + 1]
   const int64_t *kv_lens;                // [B]
-  const int64_t *kv_slots, *kv_starts;   // all sequences' slots; where each begins [B]
+  const int32_t *const *page_tables;     // [B]: the pages of each sequence's positions
   const int64_t *logit_rows;             // [R]
-  float *h, *q, *k, *v, *attended;       // scratch; h is [T, E], for each thread if T is small
+  float *h, *q, *k, *v, *attended;       // scratch; h is [T, E], one per thread if T is small
   float *inner;                          // scratch [2, T, I]
   RoundingRoom rounded;                  // scratch
-  float *states;                         // scratch: room for num_states states of queries
+  float *states;                         // scratch: num_states states of queries
   int64_t *turn;                         // scratch [1]
   float *taps, *logits;                  // [T, num_taps * E], [R, V]
 };

@@ -1,12 +1,12 @@
-// The Markov chain of a block, greedily: each slot's token is the argmax of its base logits plus
-// the bias W2 f, f = W1[token before]. Threads share the vocabulary, and meet once a slot, to compare
-// what each has found.
+// Runs the Markov chain of a block greedily: each slot's token is the argmax of its base logits
+// plus the bias W2 f, f = W1[token before]. Threads divide the vocabulary and compare their results
+// once per slot.
 //
-// Most of W2 is never read. No row's bias exceeds |row| |f| (Cauchy and Schwarz), so a stretch of
-// CHAIN_COLUMNS columns is looked at only if its greatest base logit, plus its longest row of W2
-// times |f|, reaches the best that is known; the stretch with the greatest base logit goes first.
-// The argmax is exact all the same, and of equal ones the first. `longest` was computed earlier:
-// every row that is read is measured anew, and one that has grown says that W2 has changed.
+// Most of W2 is never read. No row's bias exceeds |row| |f| (Cauchy and Schwarz). So a stretch of
+// CHAIN_COLUMNS columns is skipped if its greatest base logit, plus its longest row of W2 times
+// |f|, is below the best score found. The stretch with the greatest base logit comes first. The
+// argmax is exact; of equal scores the first wins. `longest` was computed when the network was
+// bound. Every row that is read is measured again, and a longer row shows that W2 has changed.
 #pragma once
 
 #include "math.h"
@@ -20,7 +20,7 @@ struct Chain {
   int64_t num_outputs, block_size, rank;
   const float *w1;            // [V, r]; null where rank is 0
   const W *w2;                // [Vd, r], likewise
-  const float *longest;       // |row| at most, of each stretch of W2; null where rank is 0
+  const float *longest;       // the greatest |row| of each stretch of W2; null where rank is 0
   const int64_t *target_ids;  // [Vd]; null: draft ids are target ids
   const float *confidence, *confidence_bias;  // [E] or [E + r], [1]; null: no such head
   int64_t hidden, confidence_rank;            // E; r if the confidence head reads W1, else 0
@@ -33,11 +33,11 @@ struct Best {
 
 struct ChainPass {
   float *logits;       // base logits, [B, K, Vd]
-  int64_t *draft_ids;  // [B, K], in target ids; null: stop at the base logits
+  int64_t *draft_ids;  // [B, K], in target ids; null: compute the base logits only
   float *confidence;   // [B, K]
   float *tops;         // scratch: the greatest base logit of each stretch
   Best *found;         // scratch, [2, threads, B]
-  int64_t *is_stale;   // set when a row of W2 is longer than it was: the tokens may be wrong
+  int64_t *is_stale;   // set when a row of W2 is longer than `longest`: the tokens may be wrong
 };
 
 // A thread's columns, in whole stretches.

@@ -1,4 +1,5 @@
-// Context keys and values of a few tokens, all layers at once, from the target's taps:
+// Computes context keys and values of all layers from the target's taps, and stores them in the
+// pool:
 //
 //   context = norm(taps fc^T)                                        [N, E]
 //   stacked = context w^T     w = [K of layer 0; V of layer 0; K of layer 1; ...]   [N, L, 2, Hkv, D]
@@ -71,7 +72,7 @@ struct ContextWorker {
   }
 };
 
-// Whether every slot and position is one: what is outside would be written or read all the same.
+// Whether every slot and position is in range; the kernel reads and writes unchecked.
 template <class W>
 static inline bool is_within(const ContextWrite<W> &call) {
   for (int64_t n = 0; n < call.num_rows; n++) {

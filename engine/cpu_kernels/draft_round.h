@@ -1,12 +1,12 @@
-// A whole draft round in one call: blocks of [anchor, mask, mask, ...] go through the draft's
-// layers, the head rates every predicting slot, and the Markov chain picks the tokens.
+// Runs a whole draft round in one call: blocks of [anchor, mask, mask, ...] go through the draft's
+// layers, the head computes base logits of the predicting slots, and the Markov chain picks tokens.
 //
 //   x += o_proj(attention(rope(norm(q_proj(h))), rope(norm(k_proj(h))), v_proj(h)))   h = norm(x)
 //   x += down_proj(silu(gate_proj(h)) * up_proj(h))                                   h = norm(x)
 //
-// Every slot sees the whole context of its sequence and every slot of its own block. To attend(),
-// which knows only of rows at positions, all queries of a block are therefore heads of one row
-// that stands at the block's last position; they are laid out for it as [B, Hkv, N * G, D].
+// Every slot sees the whole context of its sequence and every slot of its block. attend() takes
+// rows at positions, so all queries of a block are passed as heads of one row at the block's last
+// position. Their layout is [B, Hkv, N * G, D].
 #pragma once
 
 #include <omp.h>
@@ -33,10 +33,10 @@ template <class W>
 struct Draft {
   int64_t num_layers, hidden, num_heads, num_kv_heads, head_dim, inner;
   int64_t num_slots, first_slot;  // of a block; the first that predicts: 0 or 1
-  int64_t mask_id, num_tokens, num_pool_slots, num_positions;  // ids, slots, positions below these
+  int64_t mask_id, num_tokens, num_pool_slots, num_positions;  // exclusive limits of ids, ...
   double eps;
   const DraftLayer<W> *layers;
-  const float *embedding;                // [num_tokens, E]; null where it is the other one
+  const float *embedding;                // [num_tokens, E]; one of the two is null
   const bfloat16 *narrow_embedding;
   const float *final_norm;
   const W *lm_head;
@@ -44,14 +44,14 @@ struct Draft {
 };
 
 struct Round {
-  int64_t num_sequences, num_threads, num_kv_slots;
+  int64_t num_sequences, num_threads, page_size;
   const int64_t *anchor_ids, *context_lens;  // [B]
-  const int64_t *slots;                      // [B, N]: where the block's keys and values go
-  const int64_t *kv_slots, *kv_starts;       // of context and block together; where each begins
+  const int64_t *slots;                      // [B, N]: of the block's keys and values
+  const int32_t *const *page_tables;         // [B]: the pages of context and block
   float *x, *h, *q, *queries, *k, *v, *attended, *inner;  // scratch; inner is [2, T, I]
   RoundingRoom rounded;                                   // scratch
   float *hidden;                                          // [B, N, E], after the final norm
-  ChainPass chain;  // of base logits [B, K, Vd], and on from there if it has draft_ids
+  ChainPass chain;  // the chain runs only if it has draft_ids
 };
 
 // out <- x * cosine + swap(x) * sine, where swap exchanges the halves of x.
@@ -73,7 +73,7 @@ struct Drafter {
 
   int64_t num_rows() const { return round.num_sequences * model.num_slots; }
 
-  // Where this thread's part of a matrix [N, K] begins: what it will read next.
+  // The start of this thread's part of a matrix [N, K], which it reads next.
   const W *part(const W *w, int64_t N, int64_t K) const {
     int64_t begin, end;
     share(N, rank, size, &begin, &end);
@@ -124,7 +124,8 @@ struct Drafter {
     linear(round.h, E, layer.v, round.v, kv_heads, Into::set, part(layer.o, E, heads));
   }
 
-  // Queries go to their places by KV head, keys and values to their slots in the pool.
+  // Norm and rotate: queries are laid out by KV head, keys and values go to their slots in the
+  // pool.
   void rotate_and_store(const DraftLayer<W> &layer) const {
     const int64_t H = model.num_heads, Hkv = model.num_kv_heads, D = model.head_dim;
     const int64_t N = model.num_slots, group = H / Hkv;
@@ -146,7 +147,7 @@ struct Drafter {
     }
   }
 
-  // Tasks of some queries of one block and one KV head, dealt round by round.
+  // Tasks are some queries of one block and one KV head; threads take them in turn.
   void attend_all(const DraftLayer<W> &layer) const {
     const int64_t Hkv = model.num_kv_heads, pairs = round.num_sequences * Hkv;
     const int64_t count = model.num_slots * (model.num_heads / Hkv);
@@ -171,7 +172,8 @@ struct Drafter {
     task.keys = layer.keys + head * D;
     task.values = layer.values + head * D;
     task.slot_stride = Hkv * D;
-    task.slots = round.kv_slots + round.kv_starts[b];
+    task.pages = round.page_tables[b];
+    task.page_size = round.page_size;
     task.first_position = round.context_lens[b] + N - 1;
     task.window = 0;
     task.scale = 1.0f / sqrtf(D);
@@ -196,7 +198,7 @@ struct Drafter {
       silu_times(gate + t * I + begin, up + t * I + begin, end - begin);
   }
 
-  // next: what this thread reads after the layer.
+  // next: the matrix that this thread reads after the layer.
   void run_layer(const DraftLayer<W> &layer, const W *next) const {
     const int64_t E = model.hidden, I = model.inner;
     norm_rows(layer.input_norm);
@@ -230,7 +232,7 @@ struct Drafter {
     }
   }
 
-  // This thread's columns of the base logits; the chain reads them with the same shares.
+  // Compute this thread's columns of the base logits; the chain divides them in the same way.
   void head() const {
     const int64_t E = model.hidden, V = model.chain.num_outputs;
     int64_t begin, end;
@@ -239,7 +241,7 @@ struct Drafter {
             model.lm_head, E, round.chain.logits, V, Into::set, nullptr);
   }
 
-  // What is read after layer i: the next one's queries, or the head.
+  // The matrix that is read after layer i: the next layer's queries, or the head.
   const W *after(int64_t i) const {
     const int64_t E = model.hidden;
     if (i + 1 < model.num_layers)
@@ -263,18 +265,27 @@ struct Drafter {
   }
 };
 
-static inline bool all_below(const int64_t *numbers, int64_t count, int64_t limit) {
+template <class T>
+static inline bool all_below(const T *numbers, int64_t count, int64_t limit) {
   for (int64_t i = 0; i < count; i++)
     if (numbers[i] < 0 || numbers[i] >= limit) return false;
   return true;
 }
 
-// Whether every id, slot and position is one: what is outside would be read or written all the same.
+// Whether every page of a sequence's context and block lies in the pool.
+template <class W>
+static inline bool has_valid_pages(const Draft<W> &model, const Round &round, int64_t b) {
+  const int64_t size = round.page_size, length = round.context_lens[b] + model.num_slots;
+  return all_below(round.page_tables[b], (length + size - 1) / size, model.num_pool_slots / size);
+}
+
+// Whether every id, slot, page and position is in range; the kernel reads and writes unchecked.
 template <class W>
 static inline bool is_within(const Draft<W> &model, const Round &round) {
   const int64_t B = round.num_sequences, N = model.num_slots;
+  if (!all_below(round.context_lens, B, model.num_positions - N + 1)) return false;
+  for (int64_t b = 0; b < B; b++)
+    if (!has_valid_pages(model, round, b)) return false;
   return all_below(round.anchor_ids, B, model.num_tokens) &&
-         all_below(round.context_lens, B, model.num_positions - N + 1) &&
-         all_below(round.slots, B * N, model.num_pool_slots) &&
-         all_below(round.kv_slots, round.num_kv_slots, model.num_pool_slots);
+         all_below(round.slots, B * N, model.num_pool_slots);
 }

@@ -13,8 +13,9 @@ from draft import BlockPass, BlockRequest, DSparkConfig, DSparkNetwork
 from engine.cpu_kernels.compiling import CpuKernelsUnavailable, Kernels
 from engine.cpu_kernels.draft_binding import CHAIN_COLUMNS, bind
 from engine.cpu_kernels.draft_structs import ChainPassStruct, RoundStruct
+from engine.cpu_kernels.page_tables import PageTablePointers
 from engine.cpu_kernels.structs import ROW_BLOCK
-from kv_pool import KVPool, sequence_slots
+from kv_pool import KVPool
 
 logger = logging.getLogger(__name__)
 
@@ -107,28 +108,22 @@ class CpuDraftRound:
     ) -> bool:
         """False when the tokens may be wrong, because W2 was changed in place."""
         num_slots, scratch = self._network.config.num_slots, self._scratch
-        context_lens = np.array(request.context_lens, dtype=np.int64)
-        kv_slots = [
-            sequence_slots(table, length + num_slots, self._pool.page_size)
-            for table, length in zip(request.page_tables, request.context_lens, strict=True)
-        ]
-        all_slots = kv_slots[0] if len(kv_slots) == 1 else np.concatenate(kv_slots)
-        kv_starts = np.cumsum([0, *(s.size for s in kv_slots[:-1])], dtype=np.int64)
-        anchor_ids, slots = (
-            request.anchor_ids.long().contiguous(),
-            request.slots.long().contiguous(),
+        context_lens, page_size = np.array(request.context_lens), self._pool.page_size
+        tables = PageTablePointers(
+            request.page_tables, context_lens + num_slots, page_size=page_size
         )
-        assert slots.shape == (len(kv_slots), num_slots), slots.shape
+        anchor_ids = request.anchor_ids.long().contiguous()
+        slots = request.slots.long().contiguous()
+        assert slots.shape == (len(context_lens), num_slots), slots.shape
         is_stale = ctypes.c_int64(0)
         call = RoundStruct(
-            num_sequences=len(kv_slots),
+            num_sequences=len(context_lens),
             num_threads=self._num_threads,
-            num_kv_slots=all_slots.size,
+            page_size=page_size,
             anchor_ids=anchor_ids.data_ptr(),
             context_lens=context_lens.ctypes.data,
             slots=slots.data_ptr(),
-            kv_slots=all_slots.ctypes.data,
-            kv_starts=kv_starts.ctypes.data,
+            page_tables=tables.address,
             chain=ChainPassStruct(
                 logits=self._outputs[1].data_ptr(),
                 draft_ids=None if draft_ids is None else draft_ids.data_ptr(),

@@ -1,22 +1,12 @@
-"""The structs of draft_chain.h, draft_round.h and draft_context.h. Every member takes 8 bytes."""
+"""Mirrors the structs of draft_chain.h, draft_round.h and draft_context.h, 8 bytes a member."""
 
 import ctypes
 
-
-def counts(names: str) -> list[tuple[str, type]]:
-    return [(name, ctypes.c_int64) for name in names.split()]
-
-
-def reals(names: str) -> list[tuple[str, type]]:
-    return [(name, ctypes.c_double) for name in names.split()]
-
-
-def pointers(names: str) -> list[tuple[str, type]]:
-    return [(name, ctypes.c_void_p) for name in names.split()]
+from engine.cpu_kernels.structs import counts, pointers, reals
 
 
 class DraftLayerStruct(ctypes.Structure):
-    """One draft layer: weights and its part of the pool."""
+    """Describes one draft layer: weights and its part of the pool."""
 
     _fields_ = pointers("input_norm q k v q_norm k_norm o post_norm gate up down") + pointers(
         "rotary keys values"
@@ -24,7 +14,7 @@ class DraftLayerStruct(ctypes.Structure):
 
 
 class ChainStruct(ctypes.Structure):
-    """What picks tokens: Markov tables (null without), vocabulary, confidence head."""
+    """Describes what picks tokens: Markov tables (null: none), vocabulary, confidence head."""
 
     _fields_ = (
         counts("num_outputs block_size rank")
@@ -34,7 +24,7 @@ class ChainStruct(ctypes.Structure):
 
 
 class DraftStruct(ctypes.Structure):
-    """A draft: sizes, and where its parts are."""
+    """Describes a draft: sizes, and the addresses of its parts."""
 
     _fields_ = [
         *counts("num_layers hidden num_heads num_kv_heads head_dim inner"),
@@ -46,17 +36,17 @@ class DraftStruct(ctypes.Structure):
 
 
 class ChainPassStruct(ctypes.Structure):
-    """One chain's results and scratch."""
+    """Describes one chain's results and scratch."""
 
     _fields_ = pointers("logits draft_ids confidence tops found is_stale")
 
 
 class RoundStruct(ctypes.Structure):
-    """One draft pass: what goes in, scratch, and where results go."""
+    """Describes one draft pass: inputs, scratch and results."""
 
     _fields_ = [
-        *counts("num_sequences num_threads num_kv_slots"),
-        *pointers("anchor_ids context_lens slots kv_slots kv_starts"),
+        *counts("num_sequences num_threads page_size"),
+        *pointers("anchor_ids context_lens slots page_tables"),
         *pointers("x h q queries k v attended inner rounded"),
         *counts("rounded_stride"),
         *pointers("hidden"),
@@ -65,7 +55,7 @@ class RoundStruct(ctypes.Structure):
 
 
 class ContextWriteStruct(ctypes.Structure):
-    """One context write, all in one."""
+    """Describes one context write: sizes, weights, inputs, scratch and the pool."""
 
     _fields_ = (
         counts("num_rows num_threads aux_size hidden num_layers num_kv_heads head_dim")

@@ -1,4 +1,4 @@
-// Called through ctypes: plain C functions over tensors that PyTorch owns.
+// Exports the kernels as plain C functions over tensors that PyTorch owns, for ctypes.
 #include "decoder.h"
 #include "draft_context.h"
 
@@ -22,7 +22,7 @@ static void linear(const float *x, const W *w, Finish finish, float *y, int64_t 
   }
 }
 
-// 0, and nothing done, when an id, a slot or a position is none.
+// Return 0 and do nothing when an id, slot, page or position is out of range.
 template <class W>
 static int64_t draft_round(const Draft<W> &model, const Round &round) {
   if (!is_within(model, round)) return 0;
@@ -34,7 +34,7 @@ static int64_t draft_round(const Draft<W> &model, const Round &round) {
   return 1;
 }
 
-// Likewise.
+// Return 0 and do nothing when a slot or position is out of range.
 template <class W>
 static int64_t draft_context(const ContextWrite<W> &call) {
   if (!is_within(call)) return 0;
@@ -46,7 +46,7 @@ static int64_t draft_context(const ContextWrite<W> &call) {
   return 1;
 }
 
-// Names end with the precision of matrices, and of keys and values where it is another one.
+// Names end with the precision of matrices, and of keys and values where it differs.
 extern "C" {
 
 // y[M, N] = x[M, K] w[N, K]^T + bias[N]; bias may be null.

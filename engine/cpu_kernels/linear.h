@@ -1,14 +1,14 @@
-// Products y[M, N] = x[M, K] w[N, K]^T * scale + bias: x and y row-major float32, w row-major as
-// PyTorch keeps it, scale and bias by column. Nothing is packed or copied. Each tile holds NT rows
-// of w against up to MT rows of x:
+// Computes products y[M, N] = x[M, K] w[N, K]^T * scale + bias: x and y row-major float32, w row-
+// major as in PyTorch, scale and bias by column. Nothing is packed or copied. Each tile multiplies
+// NT rows of w with up to MT rows of x:
 //
 //            k ->  VL numbers at a time
 //   w  n0   [====]                acc[MT][NT]  += x[m][k..] * w[n][k..]
 //      n0+1 [====]                then each accumulator is summed across its lanes
 //   x  m0   [====]
 //
-// A number of y is made by the same operations in the same order whatever M is, whoever computes
-// it, and whatever its neighbours are: a row says the same alone and in any batch.
+// The same operations in the same order make a number of y, whatever M, the thread and the other
+// rows are. So a row's result is the same to the last bit alone and in any batch.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@
 
 #if defined(__AVX512F__)
 #define NT 4  // 6 x 4 accumulators + 4 + 1 of 32 registers
-#define WIDE_MT 8  // seven or eight rows are one tile still
+#define WIDE_MT 8  // seven or eight rows are still one tile
 #define WIDE_NT 3
 #elif defined(__AVX2__)
 #define NT 2  // 6 x 2 accumulators + 2 + 1 of 16 registers
@@ -35,18 +35,18 @@
 #define ROW_BLOCK 96              // rows of x that stay in the second cache while all of w passes
 #define COLUMN_BYTES (128 << 10)  // of w that stay there while those rows of x pass
 
-// How far, in bytes, memory is read ahead of the arithmetic. The rows of a tile are too short for
-// the hardware to notice where they lead. Few rows of x leave the first cache room for what comes;
-// more rows use it themselves, so what comes waits in the second.
+// Prefetch distances in bytes. The rows of a tile are too short for the hardware prefetcher. With
+// few rows of x the first-level cache has room for prefetched data; with more it goes to the second
+// level.
 #define AHEAD_NEAR (9 << 10)
 #define AHEAD_FAR (64 << 10)
 
-// Near or far, as much is read as is used meanwhile. Where several tiles of x use the same columns of
-// w, each reads its part of the columns that follow, so that memory is never waited for in turns
-// with arithmetic: a half or a quarter of what it uses, until it has read its part.
+// Near and far prefetch as many bytes as are used meanwhile. Where several tiles of x use the same
+// columns of w, each prefetches its part of the following columns: a half or a quarter of the bytes
+// that it uses. So reading memory and arithmetic overlap.
 enum class Ahead { none, near, far, half, quarter };
 
-// Bytes to read ahead while `used` are used.
+// Bytes to prefetch while `used` bytes are used.
 template <Ahead A>
 constexpr int64_t pace(int64_t used) {
   return A == Ahead::none ? 0 : A == Ahead::half ? used / 2 : A == Ahead::quarter ? used / 4 : used;
@@ -55,15 +55,15 @@ constexpr int64_t pace(int64_t used) {
 template <auto VALUE>
 constexpr std::integral_constant<decltype(VALUE), VALUE> fixed = {};
 
-// What a thread reads now, and what after it: reading ahead goes on into the next product.
+// The memory that a thread reads now and after it: prefetching continues into the next product.
 struct Stretch {
   const char *end, *next;
 
-  // Where a byte lies that is counted as if `next` came right behind `end`.
+  // The address of a byte, counted as if `next` followed `end` directly.
   const char *place(const char *at) const { return at < end || !next ? at : next + (at - end); }
 };
 
-// What is still to be read ahead.
+// The bytes that are still to be prefetched.
 struct Reading {
   const char *at, *end;
 };
@@ -74,17 +74,17 @@ ALWAYS_INLINE void read_ahead(const char *&at) {
   at += BYTES;
 }
 
-// Add y's old values to the product, so that a residual needs no pass of its own.
+// Whether the product is stored to y or added to it, as for a residual.
 enum class Into { set, add };
 
-// What is done to a product, by column; null: nothing.
+// The scale and bias of a product, by column; null: none.
 struct Finish {
   const float *scale, *bias;
 
   Finish from(int64_t n) const { return {scale ? scale + n : nullptr, bias ? bias + n : nullptr}; }
 };
 
-// How many numbers are multiplied at a time, and how.
+// The width of a vector of X and W, and its product.
 template <class X, class W>
 struct Lanes {
   static constexpr int64_t width = VL;
@@ -102,7 +102,7 @@ struct Lanes {
 };
 
 #if defined(__AVX512BF16__)
-// Pairs of bfloat16, nothing widened: each lane of acc takes two products.
+// Pairs of bfloat16 without widening: each lane of acc takes two products.
 template <>
 struct Lanes<bfloat16, bfloat16> {
   static constexpr int64_t width = 2 * VL;
@@ -118,11 +118,11 @@ struct Lanes<bfloat16, bfloat16> {
 };
 #endif
 
-// Whether rows that are rounded to W are multiplied as they are.
+// Whether the CPU multiplies rows that are rounded to W without widening.
 template <class W>
 constexpr bool multiplies_pairs = Lanes<W, W>::width > VL;
 
-// Numbers of y from their sums, one or four at a time: T is a float or a quad.
+// Finish one or four numbers of y from their sums: T is a float or a quad.
 template <class T>
 ALWAYS_INLINE void finish_numbers(const float *sums, Finish finish, float *y, Into into) {
   typedef T T_at __attribute__((aligned(4), may_alias));
@@ -196,7 +196,7 @@ static inline void linear_rows(int64_t M, const X *x, int64_t ldx, const W *w, i
   }
 }
 
-// The rows of one tile against columns begin .. end - 1, and what is read ahead meanwhile.
+// The rows of one tile times columns begin .. end - 1; `reading` is prefetched meanwhile.
 template <int N, Ahead A, class X, class W>
 ONE_COPY void linear_strip(int64_t begin, int64_t end, int64_t M, const X *x, int64_t ldx,
                            const W *w, int64_t K, Finish finish, float *y, int64_t ldy, Into into,
@@ -215,7 +215,7 @@ ONE_COPY void linear_strip(int64_t begin, int64_t end, int64_t M, const X *x, in
   for (; n < end; n++) columns(fixed<1>, n);
 }
 
-// Columns [begin, end) of y: one thread's share. `next` is what this thread reads after them.
+// Columns [begin, end) of y: one thread's part. `next` is the memory that this thread reads next.
 template <class X, class W>
 static inline void linear_columns(int64_t begin, int64_t end, int64_t M, const X *x,
                                   int64_t ldx, const W *w, int64_t K, Finish finish, float *y,
@@ -254,7 +254,7 @@ static inline void linear_columns(int64_t begin, int64_t end, int64_t M, const X
   }
 }
 
-// This thread's part of N columns, in whole tiles, so that each thread reads one stretch of w.
+// This thread's part of N columns, in whole tiles: each thread reads one stretch of w.
 static inline void share(int64_t N, int rank, int size, int64_t *begin, int64_t *end) {
   const int64_t tiles = (N + NT - 1) / NT;
   *begin = tiles * rank / size * NT;

@@ -1,4 +1,4 @@
-// Elementwise pieces over VL floats at a time, and the norms and rotations of one row.
+// Defines elementwise functions over VL floats, and the norm and rotation of one row.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 static inline vec splat(float x) { return x - (vec){}; }
 
 // exp(x) by 2^n * exp(r), |r| <= ln(2) / 2, with the degree-5 polynomial of the Cephes library
-// (S. Moshier, expf). Relative error about 1e-7; below -87 it is 0 for all that matters here.
+// (S. Moshier, expf). The relative error is about 1e-7; x is clamped to -87 .. 88.
 static inline vec exp_lanes(vec x) {
   const vec low = splat(-87.0f), high = splat(88.0f), magic = splat(12582912.0f);  // 1.5 * 2^23
   x = x < low ? low : x;
@@ -29,7 +29,7 @@ static inline vec exp_lanes(vec x) {
 
 static inline vec silu(vec x) { return x / (1.0f + exp_lanes(-x)); }
 
-// gate <- silu(gate) * up, over n floats. Each is the same wherever the n begin and end.
+// gate <- silu(gate) * up, over n floats. A float's result does not depend on the range's ends.
 static inline void silu_times(float *gate, const float *up, int64_t n) {
   int64_t i = 0;
   for (; i + VL <= n; i += VL) store(gate + i, silu(load(gate + i)) * load(up + i));

@@ -1,5 +1,5 @@
-// Rows that are kept in another precision than they were computed in, and products of rows that
-// are rounded to bfloat16 before they meet matrices of it.
+// Stores rows in another precision, and computes products of rows that are rounded to bfloat16
+// first.
 #pragma once
 
 #include "linear.h"
@@ -17,7 +17,7 @@ static inline void store_as(bfloat16 *out, const float *x, int64_t n) {
   for (; i < n; i++) out[i] = as_bfloat16(x[i]);
 }
 
-// Where each thread rounds up to ROW_BLOCK rows of any product's.
+// Scratch in which each thread rounds up to ROW_BLOCK rows of a product.
 struct RoundingRoom {
   bfloat16 *numbers;
   int64_t stride;  // numbers between threads
@@ -25,7 +25,7 @@ struct RoundingRoom {
   bfloat16 *of(int rank) const { return numbers + rank * stride; }
 };
 
-// As linear_columns over all rows, some of which are rounded at a time, once for all columns.
+// As linear_columns over all rows; ROW_BLOCK rows at a time are rounded once for all columns.
 static inline void linear_rounded(int64_t begin, int64_t end, int64_t rows, const float *x,
                                   bfloat16 *rounded, const bfloat16 *w, int64_t K, Finish finish,
                                   float *y, int64_t N, Into into, const bfloat16 *next) {

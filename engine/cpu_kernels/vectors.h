@@ -1,4 +1,4 @@
-// VL floats at a time, whatever the CPU: the compiler's vectors, and the few things that need more.
+// Defines vectors of VL floats by the compiler's extensions, with intrinsics where they are faster.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,9 @@
 #define VL 4
 #define IN_REGISTER(v)
 #endif
-// IN_REGISTER: without it GCC loads an operand anew for every product that it takes part in, and
-// loads, not products, become the limit.
+// IN_REGISTER: without it GCC loads an operand again for every product, and loads become the limit.
 
-// A product that is rounded before it is added to anything, in every copy of the code.
+// Forces a product to be rounded before it is added to anything, in every copy of the code.
 #if defined(__x86_64__)
 #define ROUNDED(x) asm("" : "+x"(x))
 #elif defined(__aarch64__)
@@ -27,9 +26,9 @@
 #define ROUNDED(x) asm("" : "+m"(x))
 #endif
 
-// What holds its operands in registers must not be a call.
+// For functions that hold their operands in registers.
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
-// What is large, and called from many places, is compiled once.
+// For large functions with many callers: they are compiled once.
 #define ONE_COPY static __attribute__((noinline))
 
 typedef float vec __attribute__((vector_size(4 * VL)));
@@ -60,7 +59,7 @@ static inline float as_float(bfloat16 x) {
   return value;
 }
 
-// To the nearest, ties to even, as PyTorch rounds; not a number stays not a number.
+// Round to nearest, ties to even, as PyTorch does; NaN stays NaN.
 static inline bfloat16 as_bfloat16(float x) {
   uint32_t bits;
   __builtin_memcpy(&bits, &x, sizeof bits);
@@ -70,7 +69,7 @@ static inline bfloat16 as_bfloat16(float x) {
 
 typedef int8_t byte_at __attribute__((vector_size(VL), aligned(1), may_alias));
 
-// GCC takes convertvector of bytes apart, one by one.
+// GCC compiles convertvector of bytes element by element.
 static inline vec load(const int8_t *p) {
 #if defined(__AVX512F__)
   return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
@@ -81,7 +80,7 @@ static inline vec load(const int8_t *p) {
 #endif
 }
 
-// The first n numbers at p, n < VL, and zeros.
+// The first n numbers at p, n < VL, then zeros.
 template <class T>
 static inline vec load_first(const T *p, int64_t n) {
   T numbers[VL] = {};
@@ -93,7 +92,7 @@ static inline void store_first(float *p, vec v, int64_t n) {
   __builtin_memcpy(p, &v, n * sizeof(float));
 }
 
-// Halves are added to halves until four lanes are left.
+// Add halves to halves until four lanes are left.
 static inline quad to_quad(vec v) {
   quad parts[VL / 4];
   __builtin_memcpy(parts, &v, sizeof v);
@@ -108,7 +107,7 @@ static inline float sum_lanes(vec v) {
   return (s[0] + s[2]) + (s[1] + s[3]);
 }
 
-// sums[n] = sum_lanes(v[n]); four at once, to the last bit, in fewer steps than one by one.
+// sums[n] = sum_lanes(v[n]) to the last bit; four at once take fewer steps than one by one.
 template <int N>
 ALWAYS_INLINE void sum_each(const vec *v, float *sums) {
 #if defined(__AVX512F__)
@@ -125,7 +124,7 @@ ALWAYS_INLINE void sum_each(const vec *v, float *sums) {
     return;
   }
   if constexpr (N == 4) {
-    const auto add_halves = [](vec x, vec y) {  // 8 lanes of x in front, 8 of y behind
+    const auto add_halves = [](vec x, vec y) {  // 8 lanes of x, then 8 of y
       const __m512d low = _mm512_insertf64x4((__m512d)x, _mm512_castpd512_pd256((__m512d)y), 1);
       const __m512d high = _mm512_shuffle_f64x2((__m512d)x, (__m512d)y, 0xee);
       return (__m512)((vec)low + (vec)high);

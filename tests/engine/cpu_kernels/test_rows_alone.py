@@ -109,7 +109,7 @@ def test_one_token_at_a_time_is_the_whole_text_at_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("page_size", [1, 3, 16])
 def test_chunks_neighbours_pages_and_threads_change_no_bit(
     num_threads: int, page_size: int
 ) -> None:
