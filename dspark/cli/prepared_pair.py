@@ -7,13 +7,9 @@ from dataclasses import dataclass
 from dspark.bench.workloads.prompts import EncodedPrompt, Prompt
 from dspark.cli.measuring import check_concurrency, check_output, encode, quiet_libraries
 from dspark.cli.number_flags import add_temperature_flag, an_integer
-from dspark.cli.startup import (
-    add_checking_flags,
-    configure_log,
-    load_text,
-    resolved_engine_config,
-    settle,
-)
+from dspark.cli.startup import add_checking_flags, configure_log, settle
+from dspark.runtime.models import resolved_engine_config
+from dspark.runtime.text import load_text
 from engine import EngineConfig
 from server.settings.flags import add_settings_flags
 from server.settings.schema import Settings, SettingsError

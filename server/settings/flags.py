@@ -42,7 +42,12 @@ def add_settings_flags(parser: argparse.ArgumentParser, *, are_listed: bool = Fa
     """
     hint = None if are_listed else "Every setting is a flag here too: see `dspark serve --help`."
     group = parser.add_argument_group("settings", hint)
-    group.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
+    group.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="YAML file with settings, or the name of a packaged one, such as demo",
+    )
     group.add_argument(
         "--set", action=_SetAny, dest=_DEST, metavar="NAME=VALUE", help="any setting, by its name"
     )

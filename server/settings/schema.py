@@ -93,7 +93,8 @@ class SpeculativeSection(Section):
     )
     draft_model: FolderOrHubId | None = Field(
         None,
-        description="Folder or hub id of the draft checkpoint; a folder counts as in model.path.",
+        description="Folder or hub id of the draft checkpoint; a folder counts as in model.path, "
+        "and demo:smollm2-135m-instruct is the draft of the demo model.",
     )
     draft_revision: Text | None = Field(
         None, description="Branch, tag or commit of a draft's hub id."

@@ -18,14 +18,10 @@ from pathlib import Path
 from dspark.bench.workloads.prompts import spread
 from dspark.cli.measuring import progress_bar, prompts_in
 from dspark.cli.prepared_pair import prepare, require_draft
-from dspark.cli.startup import (
-    add_checking_flags,
-    configure_log,
-    resolved_engine_config,
-    running_engine,
-    settle,
-)
+from dspark.cli.startup import add_checking_flags, configure_log, settle
 from dspark.demo.target import cached_demo_target
+from dspark.runtime.models import resolved_engine_config, running_engine
+from dspark.runtime.packaged import DEMO_DRAFT
 from engine import LoadError
 from engine.model_setup.memory_plan import size_text
 from engine.observability.start_report import Row, start_rows
@@ -197,15 +193,16 @@ def _active_rows(settings: Settings | None, *, load: bool) -> list[Row]:
 
 def _not_at_hand(settings: Settings) -> Iterator[str]:
     """Models that would have to be fetched."""
-    names = [settings.model.path]
-    if settings.speculative.algorithm != "none":
-        names.append(str(settings.speculative.draft_model))
-    for name in names:
-        if name == DEMO_NAME:
-            if cached_demo_target(default_cache_dir(os.environ)) is None:
-                yield name
-        elif not Path(name).is_dir():
-            yield name
+    target, draft = settings.model.path, settings.speculative.draft_model
+    if not _is_here(target, demo=cached_demo_target(default_cache_dir(os.environ))):
+        yield target
+    if settings.speculative.algorithm != "none" and not _is_here(str(draft), demo=DEMO_DRAFT):
+        yield str(draft)
+
+
+def _is_here(name: str, *, demo: Path | None) -> bool:
+    """demo is the folder that the demo pair's name stands for, if it is there."""
+    return demo is not None if name == DEMO_NAME else Path(name).is_dir()
 
 
 def _has_settings(args: argparse.Namespace) -> bool:

@@ -3,12 +3,8 @@
 The cache is $DSPARK_CACHE, else $XDG_CACHE_HOME/dspark, else ~/.cache/dspark."""
 
 import argparse
-import os
-import sys
 
-from dspark.cli.progress import TerminalProgress
-from dspark.demo.target import ensure_demo_target
-from engine.platform.cache_dir import default_cache_dir
+from dspark.runtime.models import demo_target
 from server.settings.model_sources import DEMO_NAME, DEMO_TARGET
 from server.settings.schema import SettingsError
 
@@ -22,7 +18,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.name not in (DEMO_NAME, DEMO_TARGET):
         raise SettingsError(f"NAME: found {args.name}; accepted: {DEMO_NAME}")
-    with TerminalProgress(stream=sys.stderr) as progress:
-        folder = ensure_demo_target(cache_dir=default_cache_dir(os.environ), progress=progress)
-    print(folder)
+    print(demo_target())
     return 0

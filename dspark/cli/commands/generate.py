@@ -6,14 +6,9 @@ import sys
 from uuid import uuid4
 
 from dspark.cli.number_flags import add_temperature_flag, an_integer, at_least_one
-from dspark.cli.startup import (
-    add_checking_flags,
-    configure_log,
-    load_text,
-    resolved_engine_config,
-    running_engine,
-    settle,
-)
+from dspark.cli.startup import add_checking_flags, configure_log, settle
+from dspark.runtime.models import resolved_engine_config, running_engine
+from dspark.runtime.text import load_text
 from engine import EngineClient, EngineSamplingParams, Finish, Request, TokenEvent
 from server.settings.flags import add_settings_flags
 from server.settings.schema import SettingsError

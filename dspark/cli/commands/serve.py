@@ -10,35 +10,23 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from fastapi import FastAPI
 
-from dspark.cli.startup import (
-    add_checking_flags,
-    configure_log,
-    keys_of,
-    load_text,
-    resolved_engine_config,
-    running_engine,
-    settle,
-)
-from engine import EngineClient, EngineConfig
+from dspark.cli.startup import add_checking_flags, configure_log, keys_of, settle
+from dspark.runtime.models import resolved_engine_config, running_engine
+from dspark.runtime.service import served_name, server_options
+from dspark.runtime.text import load_text
+from engine import EngineClient
 from engine.platform.host import computing_now, load_average, why_too_busy
 from server.app import begin_draining, create_app
-from server.generation.generation_config import model_sampling
-from server.http.auth import KeyRing
 from server.http.graceful_server import GracefulServer
 from server.http.listener import Listener
 from server.http.request_records import RequestRecord
-from server.http.timeouts import TimeLimits
 from server.http.tls import Certificate, certificate_of
 from server.http.tracing import traces_to
 from server.options import ServerOptions
-from server.settings.engine_config import count_or_none
 from server.settings.flags import add_settings_flags
-from server.settings.model_sources import DEMO_PREFIX
-from server.settings.rendering import public_values
 from server.settings.schema import Settings
 from server.settings.sources import read_flag
 from server.text.tokenizer import TextCodec
@@ -89,33 +77,6 @@ def warn_if_busy() -> None:
         logger.warning("%s", reason)
 
 
-def server_options(settings: Settings, config: EngineConfig, *, keys: KeyRing) -> ServerOptions:
-    """What the HTTP service needs to know. Raises LoadError."""
-    server = settings.server
-    sampling = {}
-    if server.sampling_defaults == "model":
-        sampling = model_sampling(config.target, revision=config.target_revision)
-    return ServerOptions(
-        served_name=served_name(settings),
-        config=public_values(settings),
-        default_sampling=sampling,
-        default_max_tokens=count_or_none(server.default_max_tokens),
-        max_tokens_cap=count_or_none(server.max_tokens_cap),
-        keys=keys,
-        cors_origins=server.cors_origins,
-        max_body_bytes=server.max_body_bytes,
-        keepalive_s=server.keepalive_s,
-        limits=TimeLimits(settings.scheduler.queue_timeout_s, settings.scheduler.request_timeout_s),
-        log_requests=settings.observability.log_requests,
-        profile_dir=settings.observability.profile_dir,
-        ready_when_collapsed=settings.observability.ready_when_collapsed,
-        tool_parser=settings.model.tool_call_parser,
-        reasoning_parser=settings.model.reasoning_parser,
-        grammar_timeout_s=settings.server.grammar_timeout_s,
-        stall_s=settings.observability.stall_seconds,
-    )
-
-
 @contextmanager
 def tracing(settings: Settings) -> Iterator[list[Callable[[RequestRecord], None]]]:
     """Who is shown the record of each request; what they hold back is sent at the end.
@@ -131,16 +92,6 @@ def tracing(settings: Settings) -> Iterator[list[Callable[[RequestRecord], None]
         yield [traces]
     finally:
         traces.close()
-
-
-def served_name(settings: Settings) -> str:
-    """The name in /v1/models: as set, else the hub id, else the folder's name."""
-    path = settings.model.path
-    if settings.model.served_name is not None:
-        return settings.model.served_name
-    if path.startswith(DEMO_PREFIX):
-        return path.removeprefix(DEMO_PREFIX)
-    return Path(path).resolve().name if Path(path).is_dir() else path
 
 
 def example(url: str, *, has_chat_template: bool, needs_key: bool) -> str:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from dspark.bench.workloads.prompts import Prompt, PromptFileError, spread
 from dspark.cli.measuring import encode, quiet_libraries
-from dspark.cli.progress import TerminalProgress
-from dspark.cli.startup import codec_of, configure_log
+from dspark.cli.startup import configure_log
 from dspark.demo.target import ensure_demo_target
+from dspark.runtime.progress import TerminalProgress
+from dspark.runtime.text import codec_of
 from dspark.training.data.prompts import (
     TrainingPrompt,
     is_held_out,

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from dspark.runtime.packaged import DEMO_DRAFT
 from dspark.training.config import (
     AnswersConfig,
     DesignConfig,
@@ -17,7 +18,7 @@ from dspark.training.config import (
 )
 from dspark.training.settings.schema import TrainingSettings
 from server.settings.engine_config import count_or_none
-from server.settings.model_sources import why_no_model
+from server.settings.model_sources import DEMO_NAME, why_no_model
 from server.settings.names import all_fields, did_you_mean
 from server.settings.rendering import accepted, default_text
 from server.settings.schema import SettingsError
@@ -74,6 +75,9 @@ def to_training_config(settings: TrainingSettings, *, target: str) -> TrainingCo
         for name, value in settings.design.model_dump().items()
     }
     steps = settings.training.model_dump()
+    answers = settings.answers.model_dump()
+    if answers["draft_model"] == DEMO_NAME:
+        answers["draft_model"] = str(DEMO_DRAFT)
     return TrainingConfig(
         target=target,
         target_name=model.path,
@@ -85,7 +89,7 @@ def to_training_config(settings: TrainingSettings, *, target: str) -> TrainingCo
         trust_remote_code=model.trust_remote_code,
         max_tokens=data.max_tokens,
         own_prompts=OwnPromptsConfig(**settings.own_prompts.model_dump()),
-        answers=AnswersConfig(**settings.answers.model_dump()),
+        answers=AnswersConfig(**answers),
         features=FeaturesConfig(**settings.features.model_dump()),
         design=DesignConfig(**design),
         learning=LearningConfig(**{name: steps[name] for name in _LEARNING}),

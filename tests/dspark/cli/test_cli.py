@@ -22,7 +22,8 @@ import pytest
 from dspark.cli import startup as starting
 from dspark.cli.commands import COMMANDS, generate, serve
 from dspark.cli.main import main
-from dspark.cli.progress import TerminalProgress
+from dspark.runtime import service
+from dspark.runtime.progress import TerminalProgress
 from engine import EngineConfig, LoadError
 from server.http.auth import KeyRing
 from server.settings.loading import load_settings
@@ -63,7 +64,7 @@ def use_fake_engine(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> list
         monkeypatch.setattr(module, "running_engine", running)
     for module in (generate, serve):
         monkeypatch.setattr(module, "load_text", lambda settings, config: byte_codec())
-    monkeypatch.setattr(serve, "model_sampling", lambda target, revision: {"top_k": 7})
+    monkeypatch.setattr(service, "model_sampling", lambda target, revision: {"top_k": 7})
     return asked
 
 
@@ -399,10 +400,10 @@ def test_a_model_is_served_under_its_own_name(path: str, name: str) -> None:
 
 
 def test_options_of_the_service_come_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "model_sampling", lambda target, revision: {"top_k": 7})
+    monkeypatch.setattr(service, "model_sampling", lambda target, revision: {"top_k": 7})
     flags = ["model.path", "a/b", "speculative.algorithm", "none", "server.max_tokens_cap", "9"]
     config = EngineConfig(target="a/b")
-    options = serve.server_options(settings_of(*flags), config, keys=KeyRing(("k",)))  # type: ignore[arg-type]
+    options = service.server_options(settings_of(*flags), config, keys=KeyRing(("k",)))  # type: ignore[arg-type]
     assert (options.max_tokens_cap, options.default_max_tokens, options.keys.callers) == (
         9,
         None,
@@ -410,7 +411,7 @@ def test_options_of_the_service_come_from_the_settings(monkeypatch: pytest.Monke
     )
     assert options.default_sampling == {"top_k": 7}
     neutral = settings_of(*flags, "server.sampling_defaults", "neutral")
-    options = serve.server_options(neutral, config, keys=KeyRing())  # type: ignore[arg-type]
+    options = service.server_options(neutral, config, keys=KeyRing())  # type: ignore[arg-type]
     assert options.default_sampling == {}
 
 

@@ -1,0 +1,55 @@
+"""Resolves the names of target and draft, and runs an engine over them."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dspark.demo.target import ensure_demo_target
+from dspark.runtime.packaged import DEMO_DRAFT
+from dspark.runtime.progress import TerminalProgress
+from engine import EngineClient, EngineConfig, LoadError
+from engine.platform.cache_dir import default_cache_dir
+from engine.platform.host import find_cuda
+from server.settings.engine_config import to_engine_config
+from server.settings.model_sources import DEMO_NAME
+from server.settings.schema import Settings
+
+
+def resolved_engine_config(settings: Settings) -> EngineConfig:
+    """Return the engine's config with folders for the demo pair's names; fetches a missing target.
+
+    Raises LoadError.
+    """
+    config = to_engine_config(settings)
+    if config.device == "cuda" and (missing := find_cuda().missing) is not None:
+        raise LoadError(f"device is 'cuda', but {missing}; accepted here: auto, cpu")
+    if config.draft == DEMO_NAME:
+        config = dataclasses.replace(config, draft=str(DEMO_DRAFT))
+    if config.target == DEMO_NAME:
+        config = dataclasses.replace(config, target=str(demo_target()))
+    return config
+
+
+def demo_target() -> Path:
+    """Return the folder of the demo target; fetches it with a progress bar. Raises LoadError."""
+    with TerminalProgress(stream=sys.stderr) as progress:
+        return ensure_demo_target(cache_dir=default_cache_dir(os.environ), progress=progress)
+
+
+@contextmanager
+def running_engine(config: EngineConfig) -> Iterator[EngineClient]:
+    """Run an engine for as long as the block lasts. Raises LoadError."""
+    from transformers.utils import logging as transformers_logging
+
+    from engine.build import build_engine  # heavy: loads torch and transformers
+
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()
+    engine = build_engine(config)
+    try:
+        yield engine
+    finally:
+        engine.close()

@@ -1,0 +1,50 @@
+"""Derives the options of text generation and of the HTTP service from the settings."""
+
+from pathlib import Path
+
+from engine import EngineConfig
+from server.generation.generation_config import model_sampling
+from server.http.auth import KeyRing
+from server.http.timeouts import TimeLimits
+from server.options import ServerOptions
+from server.settings.engine_config import count_or_none
+from server.settings.model_sources import DEMO_PREFIX
+from server.settings.rendering import public_values
+from server.settings.schema import Settings
+
+
+def server_options(settings: Settings, config: EngineConfig, *, keys: KeyRing) -> ServerOptions:
+    """Derive what the service takes from the settings. Raises LoadError."""
+    server = settings.server
+    sampling = {}
+    if server.sampling_defaults == "model":
+        sampling = model_sampling(config.target, revision=config.target_revision)
+    return ServerOptions(
+        served_name=served_name(settings),
+        config=public_values(settings),
+        default_sampling=sampling,
+        default_max_tokens=count_or_none(server.default_max_tokens),
+        max_tokens_cap=count_or_none(server.max_tokens_cap),
+        keys=keys,
+        cors_origins=server.cors_origins,
+        max_body_bytes=server.max_body_bytes,
+        keepalive_s=server.keepalive_s,
+        limits=TimeLimits(settings.scheduler.queue_timeout_s, settings.scheduler.request_timeout_s),
+        log_requests=settings.observability.log_requests,
+        profile_dir=settings.observability.profile_dir,
+        ready_when_collapsed=settings.observability.ready_when_collapsed,
+        tool_parser=settings.model.tool_call_parser,
+        reasoning_parser=settings.model.reasoning_parser,
+        grammar_timeout_s=settings.server.grammar_timeout_s,
+        stall_s=settings.observability.stall_seconds,
+    )
+
+
+def served_name(settings: Settings) -> str:
+    """Return the name in /v1/models: as set, else the hub id, else the folder's name."""
+    path = settings.model.path
+    if settings.model.served_name is not None:
+        return settings.model.served_name
+    if path.startswith(DEMO_PREFIX):
+        return path.removeprefix(DEMO_PREFIX)
+    return Path(path).resolve().name if Path(path).is_dir() else path
