@@ -1,4 +1,4 @@
-"""Files, and lines of files, that are there whole or not at all."""
+"""Writes files and lines atomically: completely or not at all."""
 
 import os
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ _MODE = 0o644
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Within the block write to the path that it gives; afterwards that is the file at `path`.
+    """Yield a temporary path to write to; rename it to `path` on success.
 
-    Others may read it. A full disk, an error or an interruption leaves neither a half-written file
-    nor a partial one.
+    The file becomes readable by all users. A full disk, an error or an interruption leaves no
+    partial file.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
         with _naming(path):
             yield partial
-            partial.chmod(_MODE)  # safetensors and torch may have their own ideas
+            partial.chmod(_MODE)  # safetensors and torch may have set another mode
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
             partial.replace(path)
@@ -28,15 +28,15 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A text file, whole or not at all."""
+    """Write a text file atomically, with one newline at its end."""
     with whole_file(path) as partial:
         partial.write_text(text.rstrip() + "\n", encoding="utf-8")
 
 
 def append_line(path: Path, line: str) -> None:
-    """One more line at the end of a file, on the disk when this returns.
+    """Append a line to a file and flush it to disk.
 
-    Raises OSError when the disk is full; what was there before stays, and nothing of the line.
+    Raises OSError when the disk is full; the file then keeps its earlier content.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     size = path.stat().st_size if path.exists() else 0
@@ -53,7 +53,7 @@ def append_line(path: Path, line: str) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """An error of a write names no file by itself."""
+    """Add the path to an OSError that names no file."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Sequential temperature scaling: confidences that mean what they say.
+"""Calibrates the confidence head: sequential temperature scaling and its metrics.
 
-A draft's confidence head says, as a logit for each position, how likely the token is to stand
-given that those before it do. Position by position, one temperature, and a shift where the head is
-too modest or too bold throughout, make the product of these chances agree with how often blocks
-really stood so far. Within a position the order of confidences never changes.
+The head predicts, as a logit per draft position, that a token is accepted given that all earlier
+ones are. A temperature per position, and a shift for a head that is biased throughout, make the
+product of these probabilities match the measured acceptance. The order of confidences within a
+position never changes.
 """
 
 from collections.abc import Sequence
@@ -24,27 +24,27 @@ _BISECTIONS = 40
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How the logits of each position are read: c_k = sigmoid(logit_k / T_k + b_k)."""
+    """Converts confidence logits to probabilities: c_k = sigmoid(logit_k / T_k + b_k)."""
 
     temperatures: tuple[float, ...]
     shifts: tuple[float, ...]
 
     @classmethod
     def identity(cls, block_size: int) -> "Scaling":
-        """As the head says."""
+        """Return the scaling that leaves the head's probabilities unchanged."""
         return cls((1.0,) * block_size, (0.0,) * block_size)
 
-    def chances(self, logits: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
-        """That a token stands, given that those before it do."""
+    def probabilities(self, logits: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
+        """Compute P(token k is accepted | all earlier ones are) for each position."""
         temperatures = logits.new_tensor(self.temperatures)
         return torch.sigmoid(logits / temperatures + logits.new_tensor(self.shifts))
 
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceRounds:
-    """N rounds in which every draft token was verified, and which no stop cut short."""
+    """Holds N rounds that verified every draft token and that no stop cut short."""
 
-    logits: Float[Tensor, "N K"]  # as the head gave them
+    logits: Float[Tensor, "N K"]  # of the confidence head, without scaling
     num_accepted: Int[Tensor, "N"]
 
     @property
@@ -54,25 +54,29 @@ class ConfidenceRounds:
     def __len__(self) -> int:
         return self.logits.shape[0]
 
-    def stood(self) -> Bool[Tensor, "N K"]:
-        """Whether the block stood up to and with each position."""
+    def accepted(self) -> Bool[Tensor, "N K"]:
+        """Return whether each position, and all before it, was accepted."""
         return torch.arange(self.block_size) < self.num_accepted[:, None]
 
     def predicted(self, scaling: Scaling) -> "Predictions":
-        """The chance of that, c_1 ... c_k, beside what happened."""
-        return Predictions(scaling.chances(self.logits.double()).cumprod(dim=1), self.stood())
+        """Pair the predicted survival c_1 ... c_k of each position with its outcome."""
+        survival = scaling.probabilities(self.logits.double()).cumprod(dim=1)
+        return Predictions(survival, self.accepted())
 
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Of N rounds: how likely each position was said to stand with all before it, and the truth."""
+    """Holds predicted survival and outcome of each position, for N rounds.
+
+    Survival is the probability that a position and all before it are accepted.
+    """
 
     survival: Float[Tensor, "N K"]
-    stood: Bool[Tensor, "N K"]
+    accepted: Bool[Tensor, "N K"]
 
     @classmethod
     def joined(cls, parts: Sequence["Predictions"]) -> "Predictions":
-        return cls(torch.cat([p.survival for p in parts]), torch.cat([p.stood for p in parts]))
+        return cls(torch.cat([p.survival for p in parts]), torch.cat([p.accepted for p in parts]))
 
     def __len__(self) -> int:
         return self.survival.shape[0]
@@ -80,7 +84,7 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True)
 class PositionMetrics:
-    """How good the predicted survival of one position is."""
+    """Measures the predicted survival of one position."""
 
     ece: float  # expected calibration error, 0 to 1
     auc: float | None  # None when all rounds had the same outcome
@@ -90,22 +94,22 @@ class PositionMetrics:
 @dataclass(frozen=True, slots=True)
 class ReliabilityBin:
     prediction: float  # mean of the bin
-    outcome: float  # share that stood
+    outcome: float  # fraction that was accepted
     count: int
 
 
 def fit_scaling(rounds: ConfidenceRounds) -> Scaling:
-    """A temperature, and where it helps a shift, for each position, each given those before it.
+    """Fit each position's temperature, and shift if it helps, given the positions before it.
 
-    Of GRID, without a shift, the temperature with the smallest calibration error of the survival;
-    the first of equals. A shift makes the mean survival what was found, at any temperature; it is
-    taken only if it lowers the error by more than a tenth, so as not to follow accidents.
+    Selects from GRID the temperature with the smallest calibration error of the survival, the
+    first of equals. A shift makes the mean survival equal the measured one. It is used only if it
+    lowers the error by more than a tenth; smaller gains are noise.
     """
-    stood = rounds.stood()
+    accepted = rounds.accepted()
     before = torch.ones(len(rounds), dtype=torch.float64)
     chosen: list[tuple[float, float]] = []
     for k in range(rounds.block_size):
-        logits, outcomes = rounds.logits[:, k].double(), stood[:, k]
+        logits, outcomes = rounds.logits[:, k].double(), accepted[:, k]
         scaled = logits / torch.tensor(GRID, dtype=torch.float64)[:, None]  # (G, N)
         plain = _errors(before * torch.sigmoid(scaled), outcomes)
         shifts = _levelling_shifts(before, scaled, outcomes)
@@ -127,7 +131,7 @@ def _errors(survival: Float[Tensor, "G N"], outcomes: Bool[Tensor, "N"]) -> list
 def _levelling_shifts(
     before: Float[Tensor, "N"], scaled: Float[Tensor, "G N"], outcomes: Bool[Tensor, "N"]
 ) -> Float[Tensor, "G"]:
-    """For each row the b with sum(before * sigmoid(row + b)) = sum(outcomes), by bisection."""
+    """Solve sum(before * sigmoid(row + b)) = sum(outcomes) for each row's b, by bisection."""
     low = torch.full((len(scaled),), -_LARGEST_SHIFT, dtype=torch.float64)
     high, wanted = -low, outcomes.double().sum()
     for _ in range(_BISECTIONS):
@@ -138,13 +142,13 @@ def _levelling_shifts(
 
 
 def measure(predictions: Predictions) -> tuple[PositionMetrics, ...]:
-    """Of every position."""
-    survival, stood = predictions.survival, predictions.stood
+    """Compute the metrics of every position."""
+    survival, accepted = predictions.survival, predictions.accepted
     return tuple(
         PositionMetrics(
-            ece=calibration_error(survival[:, k], stood[:, k], num_bins=REPORT_BINS),
-            auc=area_under_curve(survival[:, k], stood[:, k]),
-            brier=float((survival[:, k] - stood[:, k].double()).square().mean()),
+            ece=calibration_error(survival[:, k], accepted[:, k], num_bins=REPORT_BINS),
+            auc=area_under_curve(survival[:, k], accepted[:, k]),
+            brier=float((survival[:, k] - accepted[:, k].double()).square().mean()),
         )
         for k in range(survival.shape[1])
     )
@@ -153,25 +157,26 @@ def measure(predictions: Predictions) -> tuple[PositionMetrics, ...]:
 def calibration_error(
     predictions: Float[Tensor, "N"], outcomes: Bool[Tensor, "N"], *, num_bins: int
 ) -> float:
-    """Sum over bins of (n_b / n) * |mean prediction - share that stood|, in bins of equal width."""
+    """Sum (n_b / n) * |mean prediction - accepted fraction| over bins of equal width."""
     gaps = torch.zeros(num_bins, dtype=torch.float64)
     gaps.index_add_(0, _bins(predictions, num_bins), predictions.double() - outcomes.double())
     return float(gaps.abs().sum()) / len(predictions)
 
 
 def area_under_curve(predictions: Float[Tensor, "N"], outcomes: Bool[Tensor, "N"]) -> float | None:
-    """The chance that a round that stood was predicted above one that did not; ties count half."""
-    stood, fell = predictions[outcomes], predictions[~outcomes].sort().values
-    if len(stood) == 0 or len(fell) == 0:
+    """Compute the ROC AUC; ties count half. None if all outcomes are the same."""
+    accepted, rejected = predictions[outcomes], predictions[~outcomes].sort().values
+    if len(accepted) == 0 or len(rejected) == 0:
         return None
-    below = torch.searchsorted(fell, stood) + torch.searchsorted(fell, stood, right=True)
-    return float(below.double().mean()) / (2 * len(fell))
+    below = torch.searchsorted(rejected, accepted)
+    below = below + torch.searchsorted(rejected, accepted, right=True)
+    return float(below.double().mean()) / (2 * len(rejected))
 
 
 def reliability(
     predictions: Float[Tensor, "N"], outcomes: Bool[Tensor, "N"], *, num_bins: int = REPORT_BINS
 ) -> list[ReliabilityBin]:
-    """Prediction against outcome, bin by bin; empty bins are left out."""
+    """Compare prediction and outcome bin by bin; empty bins are left out."""
     bins = _bins(predictions, num_bins)
     found = []
     for index in range(num_bins):

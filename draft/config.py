@@ -1,4 +1,4 @@
-"""What a draft is: one canonical description, whatever format its checkpoint came in."""
+"""Defines DSparkConfig: a draft's configuration, independent of its checkpoint format."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +14,7 @@ MarkovKind = Literal["vanilla", "gated", "rnn"]
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """What a draft must fit."""
+    """Describes the target that a draft must match."""
 
     hidden_size: int
     num_layers: int
@@ -23,19 +23,19 @@ class TargetFacts:
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """What may differ between the layers of one draft."""
+    """Describes what may differ between the layers of one draft."""
 
     rope_theta: float
     sliding_window: int | None = None  # tokens; None: the whole past
-    causal: bool = False  # a slot sees no later slot of its own block
+    causal: bool = False  # a slot does not attend to later slots of its block
 
 
 @dataclass(frozen=True, slots=True)
 class DSparkConfig:
-    """A draft in canonical terms. A reader made it from a checkpoint's config.json.
+    """Describes a draft. Readers in draft/checkpoint build it from a config.json.
 
-    A block is block_size draft tokens. num_slots slots go through the network for it: the
-    anchor's and, after it, masks. Which token a slot predicts is the slot convention:
+    A block is block_size draft tokens. Its num_slots slots in the network are the anchor and
+    mask tokens. The slot convention defines which token a slot predicts:
 
         sample_from_anchor   slots            slot j predicts the token at
         True                 block_size       anchor + j + 1
@@ -58,9 +58,9 @@ class DSparkConfig:
     markov_rank: int  # 0 without a Markov head
     has_confidence_head: bool
     confidence_with_markov: bool  # the confidence head also reads the previous token's row of W1
-    ties_embeddings: bool = False  # head and embedding are one matrix
+    ties_embeddings: bool = False  # lm_head and embedding are one matrix
     sample_from_anchor: bool = True
-    draft_vocab_size: int | None = None  # tokens that a draft can say; None: the whole vocabulary
+    draft_vocab_size: int | None = None  # None: the target's whole vocabulary
 
     @property
     def num_layers(self) -> int:
@@ -68,17 +68,17 @@ class DSparkConfig:
 
     @property
     def num_slots(self) -> int:
-        """Slots that a block takes in the network, and of scratch memory."""
+        """Count the slots of a block: its rows in the network and its scratch KV slots."""
         return self.block_size if self.sample_from_anchor else self.block_size + 1
 
     @property
     def num_outputs(self) -> int:
-        """Rows of the head and of the Markov head's W2."""
+        """Count the rows of lm_head and of the Markov head's W2."""
         return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
 
     @property
     def aux_size(self) -> int:
-        """Width A of the concatenated taps."""
+        """Return the width A of the concatenated taps."""
         return len(self.tap_layers) * self.hidden_size
 
     def kv_shapes(self, dtype: torch.dtype) -> tuple[KVShape, ...]:
@@ -93,10 +93,10 @@ class DSparkConfig:
 
 
 def check_taps(field: str, taps: tuple[int, ...], *, num_layers: int) -> None:
-    """Refuse taps that cannot be captured, or would be in another order than they were trained.
+    """Check that taps are strictly increasing layers that can be captured.
 
-    The last layer's output is refused: what transformers calls its hidden state has been
-    through the final norm, and a draft was trained on what had not.
+    The last layer cannot: its hidden state in transformers is after the final norm, while drafts
+    are trained on the output before it.
 
     Raises DraftLoadError.
     """

@@ -1,12 +1,12 @@
-"""What can be wrong with a draft checkpoint, in one line each."""
+"""Defines DraftLoadError."""
 
 _LONGEST_FOUND = 120  # characters; a list of fifty tensor names is not one line
 
 
 class DraftLoadError(Exception):
-    """A draft cannot be served.
+    """Raised when a draft cannot be served.
 
-    The message is one line: the field (or tensor, or file), what was found, what is accepted.
+    The message is one line: the field (or tensor, or file), found, accepted.
     """
 
     def __init__(self, field: str, *, found: object, accepted: str) -> None:

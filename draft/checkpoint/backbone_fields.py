@@ -1,4 +1,4 @@
-"""Fields of a decoder's config that a draft's own layers are made from, in either format."""
+"""Reads the decoder fields of a draft's config: heads, layers, RoPE. Used by both formats."""
 
 from draft.checkpoint.fields import Fields
 from draft.config import LayerConfig
@@ -8,14 +8,14 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def check_fits(fields: Fields, name: str, wanted: int, *, found: int | None = None) -> None:
-    """Refuse a size that is not the target's. found: what the field is when it is absent."""
+    """Check that a size equals the target's. found: the default of an absent field."""
     size = fields.integer(name, minimum=1, default=found)
     if size != wanted:
         raise DraftLoadError(fields.label(name), found=size, accepted=f"{wanted}, as in the target")
 
 
 def read_heads(fields: Fields) -> tuple[int, int, int]:
-    """num_heads, num_kv_heads and head_dim."""
+    """Read num_heads, num_kv_heads and head_dim."""
     num_heads = fields.integer("num_attention_heads", minimum=1)
     num_kv_heads = fields.integer("num_key_value_heads", minimum=1)
     head_dim = fields.integer("head_dim", minimum=2)
@@ -30,7 +30,10 @@ def read_heads(fields: Fields) -> tuple[int, int, int]:
 
 
 def read_layers(fields: Fields, *, causal_windows: bool = False) -> tuple[LayerConfig, ...]:
-    """causal_windows: in layers with a sliding window a slot sees no later slot."""
+    """Read every layer's attention type and RoPE.
+
+    causal_windows: sliding-window layers do not attend to later slots of the block.
+    """
     num_layers = fields.integer("num_hidden_layers", minimum=1)
     types = fields.choices("layer_types", [_FULL, _SLIDING]) or (_FULL,) * num_layers
     if len(types) != num_layers:
@@ -50,7 +53,7 @@ def read_layers(fields: Fields, *, causal_windows: bool = False) -> tuple[LayerC
 
 
 def _sliding_window(fields: Fields) -> int | None:
-    """Null is no window, and never a window of nothing."""
+    """Read the window; null means no window."""
     if fields.find("sliding_window") is None:
         return None
     window = fields.integer("sliding_window", minimum=1)
@@ -58,7 +61,7 @@ def _sliding_window(fields: Fields) -> int | None:
 
 
 def _rope_theta(fields: Fields, layer_type: str) -> float:
-    """Newer configs nest it, by layer type or not; older ones have it at the top."""
+    """Read theta: newer configs nest it, by layer type or not; older ones do not."""
     _check_plain_rope(fields.section("rope_scaling"))
     _check_full_rotary(fields)
     rope = fields.section("rope_parameters")

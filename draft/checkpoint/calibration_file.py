@@ -1,4 +1,4 @@
-"""How a draft's confidences are read, as a file beside the draft."""
+"""Reads and writes calibration.json: a draft's confidence calibration, in its folder."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -15,18 +15,17 @@ FILE_NAME = "calibration.json"
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was fitted, and on what. Errors are by position, on rounds that were held out.
+    """Holds a fitted scaling, its data set, and its errors by position on held-out rounds.
 
-    The format is that of sequential temperature scaling elsewhere; `shifts` is an addition that may
-    be left out.
+    The format is the usual one of sequential temperature scaling, plus the optional `shifts`.
     """
 
     temperatures: tuple[float, ...]  # one for each position of a block
     dataset: str
-    num_samples: int  # rounds that the fit saw
+    num_samples: int  # rounds used by the fit
     ece_before: tuple[float, ...]
     ece_after: tuple[float, ...]
-    shifts: tuple[float, ...]  # likewise, added after the division
+    shifts: tuple[float, ...]  # one for each position, added after the division
 
     @property
     def scaling(self) -> Scaling:
@@ -34,11 +33,11 @@ class Calibration:
 
     @property
     def is_identity(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether the scaling leaves every confidence unchanged."""
         return self.scaling == Scaling.identity(len(self.temperatures))
 
     def write(self, folder: Path) -> Path:
-        """The file, whole or not at all. Raises OSError."""
+        """Write the file atomically and return its path. Raises OSError."""
         file = folder / FILE_NAME
         with whole_file(file) as partial:
             partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
@@ -46,9 +45,9 @@ class Calibration:
 
 
 def read_calibration(folder: Path, *, block_size: int) -> Calibration | None:
-    """What lies beside a draft; None when nothing does.
+    """Read a draft's calibration; None if its folder has no file.
 
-    Raises DraftLoadError for a file that is broken, or was made for another block size.
+    Raises DraftLoadError for a file that is broken or was fitted for another block size.
     """
     if not (folder / FILE_NAME).exists():
         return None

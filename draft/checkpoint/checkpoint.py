@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint folder by name: one safetensors file, or an index with shards."""
+"""Lists and reads a checkpoint folder's tensors: one safetensors file, or an index and shards."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies, and what its header says of it."""
+    """Describes a stored tensor: its file, and shape and dtype from the header."""
 
     file: Path
     shape: tuple[int, ...]
@@ -24,9 +24,9 @@ class StoredTensor:
 
 
 def list_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the checkpoint, from headers alone.
+    """List every tensor of the checkpoint by name, from headers only.
 
-    Raises DraftLoadError for files that are missing, broken, or hold a name twice.
+    Raises DraftLoadError for files that are missing or broken, and for a name in two files.
     """
     stored: dict[str, StoredTensor] = {}
     for file in _files(folder):

@@ -1,4 +1,4 @@
-"""Reader of DeepSpec's own config.json: the target's config with a draft's fields added."""
+"""Reads DeepSpec's config.json: the target's config with the draft's fields added."""
 
 from draft.checkpoint.backbone_fields import check_fits, read_heads, read_layers
 from draft.checkpoint.draft_fields import (
@@ -19,10 +19,10 @@ _UNSUPPORTED = {
 }
 
 
-def read_native(fields: Fields, *, target: TargetFacts) -> DSparkConfig:
-    """Canonical form of a DeepSpec config.
+def read_deepspec(fields: Fields, *, target: TargetFacts) -> DSparkConfig:
+    """Convert a DeepSpec config to a DSparkConfig.
 
-    Raises DraftLoadError for whatever is missing, unknown, or does not fit the target.
+    Raises DraftLoadError for a field that is missing, unknown, or does not fit the target.
     """
     _check_architecture(fields)
     check_fits(fields, "hidden_size", target.hidden_size)

@@ -1,4 +1,7 @@
-"""Fields of a config that only a draft has, in either format."""
+"""Reads a config's draft fields: block, Markov head, confidence head, draft vocabulary.
+
+Used by both checkpoint formats.
+"""
 
 from typing import cast
 
@@ -18,10 +21,10 @@ def read_mask_token_id(fields: Fields, *, vocab_size: int) -> int:
 
 
 def read_block(fields: Fields, *, default_size: int | None = None) -> tuple[bool, int]:
-    """sample_from_anchor and the number of draft tokens.
+    """Read sample_from_anchor and the number of draft tokens.
 
-    In both formats block_size counts slots. Without sample_from_anchor the anchor's own slot
-    predicts nothing, and a block is one token shorter.
+    In both formats block_size counts slots. Without sample_from_anchor the anchor's slot predicts
+    nothing, and a block has one draft token less.
     """
     samples = fields.flag("sample_from_anchor", default=True)
     num_slots = fields.integer("block_size", minimum=1 if samples else 2, default=default_size)
@@ -31,7 +34,7 @@ def read_block(fields: Fields, *, default_size: int | None = None) -> tuple[bool
 def read_draft_vocab_size(
     fields: Fields, *, vocab_size: int, default: int | None = None
 ) -> int | None:
-    """None for a draft that can say every token of the target."""
+    """Read the size of the draft vocabulary; None if it is the target's whole vocabulary."""
     size = fields.integer("draft_vocab_size", minimum=1, default=default or vocab_size)
     if size > vocab_size:
         wanted = f"1 to {vocab_size}, which is the target's"
@@ -42,7 +45,7 @@ def read_draft_vocab_size(
 def read_markov(
     fields: Fields, *, default_rank: int = 0, default_kind: MarkovKind | None = None
 ) -> tuple[MarkovKind | None, int]:
-    """Kind and rank of the Markov head; None and 0 where there is none."""
+    """Read kind and rank of the Markov head; None and 0 without one."""
     rank = fields.integer("markov_rank", minimum=0, default=default_rank)
     if rank == 0:
         return None, 0
@@ -53,7 +56,10 @@ def read_markov(
 def read_confidence(
     fields: Fields, *, has_markov: bool, default_with_markov: bool | None = None
 ) -> tuple[bool, bool]:
-    """An absent switch means on, as other engines read it; the loader then wants the tensors."""
+    """Read whether there is a confidence head, and whether it reads the Markov head's W1.
+
+    An absent switch means on, as in other engines; the loader then requires the tensors.
+    """
     if not fields.flag("enable_confidence_head", default=True):
         return False, False
     with_markov = fields.flag("confidence_head_with_markov", default=default_with_markov)

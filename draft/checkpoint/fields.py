@@ -1,4 +1,4 @@
-"""Typed look-up of configuration fields: every refusal names field, found and accepted."""
+"""Reads typed fields of a config.json; errors name the field, found and accepted values."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,10 +9,10 @@ _PREFIX = "dspark_"
 
 
 class Fields:
-    """A config.json as typed fields. A field that is null counts as absent.
+    """Reads the fields of a config.json. A field that is null counts as absent.
 
-    Looked for at the top level, then in dspark_config, then in dflash_config, then with the
-    prefix dspark_: other engines write the same names in these places.
+    A field is looked up at the top level, in dspark_config, in dflash_config, and with the prefix
+    dspark_: other engines write the same names in these places.
     """
 
     def __init__(self, values: Mapping[str, object], *, within: str = "") -> None:
@@ -25,18 +25,18 @@ class Fields:
         ]
 
     def label(self, name: str) -> str:
-        """How a message names a field: with the objects that it lies in."""
+        """Return the field's name for messages, with the objects that contain it."""
         return f"{self._within}.{name}" if self._within else name
 
     def find(self, name: str) -> object | None:
-        """The raw value; None when it is nowhere."""
+        """Return the raw value; None if the field is absent."""
         for place in self._places:
             if place.get(name) is not None:
                 return place[name]
         return self._places[0].get(_PREFIX + name)
 
     def section(self, name: str) -> "Fields | None":
-        """A nested object; None when absent. Its fields bear the names of their own level."""
+        """Return a nested object's fields; None if absent."""
         found = self.find(name)
         if found is None:
             return None
@@ -81,7 +81,7 @@ class Fields:
         return tuple(found)
 
     def choices(self, name: str, accepted: Sequence[str]) -> tuple[str, ...] | None:
-        """A list whose items are all accepted; None when absent."""
+        """Return a list whose items are all accepted; None if absent."""
         found = self.find(name)
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""Checkpoint -> network. Every tensor must be expected, and every expected one there."""
+"""Loads a checkpoint into a DSparkNetwork; refuses unknown and missing tensors."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from draft.checkpoint.checkpoint import StoredTensor, list_tensors, read_tensors
 from draft.config import DSparkConfig
 from draft.errors import DraftLoadError
+from draft.network.draft_vocabulary import target_ids_of
 from draft.network.network import DSparkNetwork
-from draft.vocabulary import target_ids_of
 
 _EMBEDDING, _LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 _DTYPES = {"F64", "F32", "F16", "BF16"}
@@ -20,8 +20,8 @@ _MASKS = ("BOOL", "U8")
 _ROTARY = "rotary_emb."
 _CONFIDENCE = "confidence_head."
 _D2T, _T2D = "d2t", "t2d"
-# Copies of the target's own that some exports carry along.
-_PASSED_OVER = ("verifier_norm.weight", "verifier_lm_head.weight")
+# Copies of the target's tensors that some exports contain.
+_IGNORED = ("verifier_norm.weight", "verifier_lm_head.weight")
 
 
 def load_network(
@@ -34,30 +34,30 @@ def load_network(
     device: torch.device,
     max_positions: int,
 ) -> DSparkNetwork:
-    """A draft ready to serve sequences of up to max_positions tokens.
+    """Load a draft that serves sequences of up to max_positions tokens.
 
-    embedding and lm_head, [V, E] each, are the target's own, and become the draft's by reference
-    where dtype and device agree (else as a copy). Where they are not plain tensors, as in a
-    quantised target, the checkpoint must bring its own. A draft with a vocabulary of its own has
-    the head that the checkpoint brings, or else copies of the target's rows.
+    embedding and lm_head, [V, E] each, are the target's. The draft aliases them if dtype and
+    device agree, else copies them. If they are not plain tensors (a quantised target), the
+    checkpoint must contain its own. With a draft vocabulary, lm_head is the checkpoint's, or else
+    a copy of the target's rows.
 
-    Raises DraftLoadError for a tensor that is missing, unknown, of another shape or dtype, or
-    not finite.
+    Raises DraftLoadError for a tensor that is missing, unknown, not finite, or of another shape
+    or dtype.
     """
     with torch.device("meta"):
         network = DSparkNetwork(config, max_positions=max_positions, device=device)
     network.requires_grad_(False).eval()
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    stored = {name: t for name, t in list_tensors(folder).items() if not _is_passed_over(name)}
+    stored = {name: t for name, t in list_tensors(folder).items() if not _is_ignored(name)}
     maps = {name: stored.pop(name) for name in (_D2T, _T2D) if name in stored}
     target_ids = _read_target_ids(maps, config)
-    lent = _lent_by_target(config, embedding=embedding, lm_head=lm_head)
+    aliased = _target_tensors(config, embedding=embedding, lm_head=lm_head)
     if target_ids is not None:
-        _lend_head_rows(lent, target_ids, stored)
-    _check(stored, expected, lent=set(lent), tied=config.ties_embeddings)
-    wanted = {name: tensor for name, tensor in stored.items() if name not in lent}
-    with torch.inference_mode(False):  # parameters that may be changed in place by anyone
-        tensors = lent | dict(read_tensors(wanted))
+        _select_head_rows(aliased, target_ids, stored)
+    _check(stored, expected, aliased=set(aliased), tied=config.ties_embeddings)
+    wanted = {name: tensor for name, tensor in stored.items() if name not in aliased}
+    with torch.inference_mode(False):  # inference tensors could not be changed in place later
+        tensors = aliased | dict(read_tensors(wanted))
         if config.ties_embeddings and _LM_HEAD not in tensors:
             tensors[_LM_HEAD] = tensors[_EMBEDDING]
         placed = {name: t.to(device, _dtype(name, dtype)) for name, t in tensors.items()}
@@ -69,7 +69,7 @@ def load_network(
 
 
 def _require_finite(tensors: Mapping[str, Tensor]) -> None:
-    """After the cast: what is too large for the dtype in use is infinite in it."""
+    """Check tensors after their cast: values too large for the new dtype become infinite."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise DraftLoadError(
@@ -77,14 +77,14 @@ def _require_finite(tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def _is_passed_over(name: str) -> bool:
-    return _ROTARY in name or name in _PASSED_OVER
+def _is_ignored(name: str) -> bool:
+    return _ROTARY in name or name in _IGNORED
 
 
 def _read_target_ids(
     maps: Mapping[str, StoredTensor], config: DSparkConfig
 ) -> Int[Tensor, "Vd"] | None:
-    """The target's id of each draft id; None when the two vocabularies are one."""
+    """Read the target id of each draft id; None if the draft has the whole vocabulary."""
     if not maps and config.draft_vocab_size is None:
         return None
     shapes = {_D2T: (config.num_outputs,), _T2D: (config.vocab_size,)}
@@ -92,14 +92,14 @@ def _read_target_ids(
         if name in maps:
             _check_map(name, maps[name], shapes[name], dtypes)
     if _D2T not in maps:
-        wanted = f"a tensor {list(shapes[_D2T])} of offsets, for draft_vocab_size is "
+        wanted = f"a tensor {list(shapes[_D2T])} of offsets, because draft_vocab_size is "
         raise DraftLoadError(_D2T, found=None, accepted=f"{wanted}{config.num_outputs}")
     tensors = dict(read_tensors(maps))
     mask = tensors[_T2D].bool() if _T2D in tensors else None
     target_ids = target_ids_of(tensors[_D2T], mask, vocab_size=config.vocab_size)
     if config.draft_vocab_size is None:
         if tensors[_D2T].any():
-            wanted = "zeros, for draft_vocab_size is the whole vocabulary"
+            wanted = "zeros, because draft_vocab_size is the whole vocabulary"
             raise DraftLoadError(_D2T, found="offsets", accepted=wanted)
         return None
     return target_ids
@@ -114,44 +114,47 @@ def _check_map(
         raise DraftLoadError(name, found=tensor.dtype, accepted=" or ".join(dtypes))
 
 
-def _lend_head_rows(
-    lent: dict[str, Tensor], target_ids: Int[Tensor, "Vd"], stored: Mapping[str, StoredTensor]
+def _select_head_rows(
+    aliased: dict[str, Tensor], target_ids: Int[Tensor, "Vd"], stored: Mapping[str, StoredTensor]
 ) -> None:
-    """In the place of the target's whole head: its rows for the draft's words, or nothing."""
-    head = lent.pop(_LM_HEAD, None)
+    """Replace the target's lm_head by its rows of the draft vocabulary.
+
+    If the checkpoint contains lm_head, remove the target's instead.
+    """
+    head = aliased.pop(_LM_HEAD, None)
     if head is not None and _LM_HEAD not in stored:
-        lent[_LM_HEAD] = head.index_select(0, target_ids.to(head.device))
+        aliased[_LM_HEAD] = head.index_select(0, target_ids.to(head.device))
 
 
-def _lent_by_target(
+def _target_tensors(
     config: DSparkConfig, *, embedding: Tensor, lm_head: Tensor
 ) -> dict[str, Tensor]:
-    """What of embedding and head the draft can take from the target as it is."""
-    lent = {
+    """Select those of embedding and lm_head that are plain tensors, which the draft can alias."""
+    plain = {
         name: tensor.detach()
         for name, tensor in ((_EMBEDDING, embedding), (_LM_HEAD, lm_head))
         if type(tensor) in (Tensor, nn.Parameter) and tensor.dtype.is_floating_point
     }
-    for name, tensor in lent.items():
+    for name, tensor in plain.items():
         wanted = (config.vocab_size, config.hidden_size)
         assert tensor.shape == wanted, f"the target's {name} is {tensor.shape}, not {wanted}"
-    are_two = len(lent) == 2 and embedding.data_ptr() != lm_head.data_ptr()
+    are_two = len(plain) == 2 and embedding.data_ptr() != lm_head.data_ptr()
     if config.ties_embeddings and are_two:
-        accepted = "false, for the target's head and embedding are two matrices"
+        accepted = "false, because the target's lm_head and embedding are two matrices"
         raise DraftLoadError("tie_word_embeddings", found=True, accepted=accepted)
-    return lent
+    return plain
 
 
 def _check(
     stored: dict[str, StoredTensor],
     expected: dict[str, tuple[int, ...]],
     *,
-    lent: set[str],
+    aliased: set[str],
     tied: bool,
 ) -> None:
     for name, tensor in stored.items():
         if name not in expected:
-            accepted = "only tensors that config.json speaks of"
+            accepted = "only tensors of the network that config.json describes"
             raise DraftLoadError(name, found=list(tensor.shape), accepted=accepted)
         if tensor.shape != expected[name]:
             wanted = str(list(expected[name]))
@@ -161,10 +164,13 @@ def _check(
     for name, shape in expected.items():
         if name == _LM_HEAD and tied:
             continue
-        if name not in stored and name not in lent:
+        if name not in stored and name not in aliased:
             raise DraftLoadError(name, found=None, accepted=f"a tensor {list(shape)}")
 
 
 def _dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """Confidences are small differences of large sums: their one row stays in float32."""
+    """Select a tensor's dtype. The confidence head stays in float32.
+
+    Confidence logits are small differences of large sums.
+    """
     return torch.float32 if name.startswith(_CONFIDENCE) else dtype

@@ -1,9 +1,9 @@
-"""config.json of a draft folder -> the canonical configuration."""
+"""Reads a draft's config.json and dispatches to the reader of its checkpoint format."""
 
 import json
 from pathlib import Path
 
-from draft.checkpoint.deepspec import read_native
+from draft.checkpoint.deepspec import read_deepspec
 from draft.checkpoint.fields import Fields
 from draft.checkpoint.speculators import read_speculators
 from draft.config import DSparkConfig, TargetFacts
@@ -18,11 +18,11 @@ def read_config(folder: Path, *, target: TargetFacts) -> DSparkConfig:
     values = read_json(folder / "config.json")
     if values.get("speculators_model_type") is not None:
         return read_speculators(values, target=target)
-    return read_native(Fields(values), target=target)
+    return read_deepspec(Fields(values), target=target)
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """A JSON object from a file of the checkpoint. Raises DraftLoadError."""
+    """Read a JSON object from a file of the checkpoint. Raises DraftLoadError."""
     accepted = f"a JSON object in {path.parent}"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Reader of checkpoints of vllm-project/speculators: a draft's fields, and a decoder's within."""
+"""Reads configs of vllm-project/speculators: the draft's fields, with a nested decoder config."""
 
 import logging
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from draft.errors import DraftLoadError
 _LAYERS = "transformer_layer_config"
 _TAPS = "aux_hidden_state_layer_ids"
 
-# Fields of the format that are left out of a file when they have these values.
+# Defaults of the format: a file leaves out fields that have these values.
 _DEFAULT_BLOCK_SIZE = 8
 _DEFAULT_VOCAB_SIZE = 32_000
 _DEFAULT_MARKOV_RANK = 256
@@ -41,12 +41,11 @@ logger = logging.getLogger(__name__)
 
 
 def read_speculators(values: Mapping[str, object], *, target: TargetFacts) -> DSparkConfig:
-    """Canonical form of a speculators config of type dspark.
+    """Convert a speculators config of type dspark to a DSparkConfig.
 
-    Its taps count transformers' hidden states, of which the first is the embedding, so that
-    layer i is i + 1.
+    Its taps are indices of transformers' hidden_states: 0 is the embedding, i + 1 is layer i.
 
-    Raises DraftLoadError for whatever is missing, unknown, or does not fit the target.
+    Raises DraftLoadError for a field that is missing, unknown, or does not fit the target.
     """
     fields = Fields(values)
     fields.choice("speculators_model_type", ["dspark"])
@@ -61,7 +60,7 @@ def read_speculators(values: Mapping[str, object], *, target: TargetFacts) -> DS
     has_confidence, with_markov = read_confidence(
         fields, has_markov=kind is not None, default_with_markov=True
     )
-    sees_later = fields.flag("sliding_window_non_causal", default=False)
+    non_causal = fields.flag("sliding_window_non_causal", default=False)
     return DSparkConfig(
         hidden_size=target.hidden_size,
         intermediate_size=layers.integer("intermediate_size", minimum=1),
@@ -71,7 +70,7 @@ def read_speculators(values: Mapping[str, object], *, target: TargetFacts) -> DS
         vocab_size=target.vocab_size,
         rms_norm_eps=layers.positive_number("rms_norm_eps"),
         attention_bias=layers.flag("attention_bias", default=False),
-        layers=read_layers(layers, causal_windows=not sees_later),
+        layers=read_layers(layers, causal_windows=not non_causal),
         block_size=block_size,
         mask_token_id=read_mask_token_id(fields, vocab_size=target.vocab_size),
         tap_layers=_taps(fields, target),
@@ -87,7 +86,7 @@ def read_speculators(values: Mapping[str, object], *, target: TargetFacts) -> DS
 
 
 def _layer_fields(fields: Fields) -> Fields:
-    """The nested decoder config, with the values of its class where the file leaves them out."""
+    """Return the nested decoder config, completed with the defaults of its class."""
     found = fields.find(_LAYERS)
     if not isinstance(found, Mapping):
         raise DraftLoadError(_LAYERS, found=found, accepted="an object, a qwen3 config")
@@ -107,9 +106,9 @@ def _check_target_hidden_size(fields: Fields, target: TargetFacts) -> None:
 def _note_absent_convention(fields: Fields) -> None:
     if fields.find("sample_from_anchor") is None:
         logger.warning(
-            "draft sample_from_anchor: found nothing, taken as true, which is the format's "
-            "default; drafts exported before the field existed were trained with false, and "
-            'should acceptance be about 1, add "sample_from_anchor": false to config.json'
+            "draft sample_from_anchor: found nothing, using the format's default, true; drafts "
+            "exported before the field existed were trained with false: if the accept length is "
+            'about 1, add "sample_from_anchor": false to config.json'
         )
 
 
@@ -122,7 +121,7 @@ def _taps(fields: Fields, target: TargetFacts) -> tuple[int, ...]:
         raise DraftLoadError(
             _TAPS,
             found=list(stored),
-            accepted=f"strictly increasing, from 0 (embedding) to {target.num_layers - 1}: "
-            "indices of hidden states, of which layer i is i + 1",
+            accepted=f"strictly increasing from 0 (embedding) to {target.num_layers - 1}: "
+            "indices of hidden states, where i + 1 is layer i",
         ) from None
     return taps

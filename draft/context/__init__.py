@@ -1,1 +1,1 @@
-"""Writes the draft's context keys and values: stacked over all layers, or layer by layer."""
+"""Turns tapped hidden states of committed tokens into context KV in the pool."""

@@ -1,4 +1,8 @@
-"""The target's hidden states become the draft's context: keys and values in the pool."""
+"""Writes context KV: tapped hidden states of committed tokens to draft keys and values.
+
+The stacked path writes all layers at once (draft/context/stacked_kv.py); this file selects the
+path, falls back to writing per layer, and reports why.
+"""
 
 import logging
 from typing import Literal
@@ -8,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from draft.context.context_kernel import ContextKernel
 from draft.context.stacked_kv import StackedKV, why_not_stacked
-from draft.kernels import ContextKernel
 from draft.network.linear import LinearFunction
 from draft.network.network import DSparkNetwork
 from kv_pool import KVPool
@@ -21,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 
 class ContextKVWriter:
-    """Writes context keys and values, all layers at once where that can hold.
+    """Writes context keys and values of all draft layers.
 
-    stacked    one product, one norm, one rotation and one store for all layers
-    per_layer  the same numbers, layer by layer: when the mode is off, or a layer is not plain
+    stacked    one matrix product, one norm, one rotation and one store for all layers
+    per_layer  the same numbers layer by layer: if the mode is off, or a layer cannot be stacked
 
-    Which of the two is decided anew at every write, from the layers as they are then.
+    Each write selects its path from the current state of the layers.
     """
 
     def __init__(
@@ -38,9 +42,9 @@ class ContextKVWriter:
         linear: LinearFunction = F.linear,
         kernel: ContextKernel | None = None,
     ) -> None:
-        """`kernel` writes in the stacked form what it can; of the rest `linear` is the product.
+        """kernel: writes the stacked path, unless it declines; then `linear` is its product.
 
-        Raises ValueError with the reason when mode is `on` and the stacked form cannot hold.
+        Raises ValueError with the reason if mode is `on` and the layers cannot be stacked.
         """
         self._linear = linear
         self._kernel = kernel
@@ -51,10 +55,10 @@ class ContextKVWriter:
         self.set_mode(mode)
 
     def set_mode(self, mode: ContextKVMode) -> None:
-        """Switch between writes.
+        """Set the mode; call it between writes.
 
-        Raises ValueError with the reason, changing nothing, when mode is `on` and the stacked
-        form cannot hold.
+        Raises ValueError with the reason, and changes nothing, if mode is `on` and the layers
+        cannot be stacked.
         """
         if mode == "on":
             _refuse(why_not_stacked(self._network.attentions))
@@ -67,12 +71,12 @@ class ContextKVWriter:
 
     @property
     def path(self) -> ContextKVPath:
-        """As of the last write or switch."""
+        """Return the path of the last write or mode change."""
         return "stacked" if self._reason is None else "per_layer"
 
     @property
     def reason(self) -> str | None:
-        """Why the path is per_layer; None when it is stacked."""
+        """Return why the path is per_layer; None if it is stacked."""
         return self._reason
 
     def write_context_kv(
@@ -81,28 +85,28 @@ class ContextKVWriter:
         positions: Int[Tensor, "N"],
         slots: Int[Tensor, "N"],
     ) -> None:
-        """Write N committed tokens: their taps, their positions, their slots in the pool.
+        """Write the context KV of N committed tokens to their slots.
 
-        Raises ValueError when the mode is `on` and the stacked form no longer holds.
+        Raises ValueError if the mode is `on` and the layers can no longer be stacked.
         """
         if slots.shape[0] > 0:
             self._write(aux_hidden, positions, slots, None)
 
-    def write_committed(
+    def write_committed_kv(
         self,
         aux_hidden: Float[Tensor, "B W A"],
         positions: Int[Tensor, "B W"],
         slots: Int[Tensor, "B W"],
         commit_lens: Int[Tensor, "B"],
     ) -> None:
-        """Write the first commit_lens[b] rows of each request; shapes never depend on values.
+        """Write the first commit_lens[b] rows of each request in static shapes, for CUDA graphs.
 
-        Every row is projected, and each row past a request's commit_lens is then replaced,
-        slot and all, by a copy of the batch's first committed row. So one slot is written
-        several times with the same bits, and no other slot is touched: no mask, no dump slot,
-        no host sync. commit_lens may be 0 for some requests (a padded batch), not for all. The
-        positions of rows past commit_lens must lie in the rotary table; their slots may be
-        anything.
+        All rows are projected. Each row past commit_lens, with its slot, is then replaced by a
+        copy of the batch's first committed row. That slot is written several times with the same
+        bits; no other slot changes, and no mask, dump slot or host sync is needed.
+
+        commit_lens may be 0 for some requests (a padded batch), not for all. Rows past
+        commit_lens need a position within the rotary table; their slots are not read.
         """
         width = slots.shape[1]
         committed = torch.arange(width, device=slots.device) < commit_lens[:, None]  # (B, W)
@@ -114,7 +118,7 @@ class ContextKVWriter:
     def _write(
         self, aux_hidden: Tensor, positions: Tensor, slots: Tensor, source: Tensor | None
     ) -> None:
-        """source: which projected row goes to each slot; None when row i goes to slots[i]."""
+        """source: the projected row of each slot; None: row i goes to slots[i]."""
         self._refresh()
         network, stacked = self._network, self._stacked if self._reason is None else None
         if (
@@ -146,11 +150,11 @@ class ContextKVWriter:
             self._pool.write_draft_layer(attention.layer, slots, keys, values)
 
     def _refresh(self) -> None:
-        """Make path and reason true of the layers as they are now."""
+        """Update path, reason and stacked weights from the current state of the layers."""
         attentions = self._network.attentions
         if self._mode == "off":
-            self._reason = "switched off"  # whoever did it knows
-        elif self._stacked is not None and self._stacked.holds(attentions):
+            self._reason = "switched off"  # by a setting or a request: nothing to log
+        elif self._stacked is not None and self._stacked.is_current(attentions):
             self._note(None)
         else:
             reason = why_not_stacked(attentions)
@@ -161,7 +165,7 @@ class ContextKVWriter:
 
     def _note(self, reason: str | None) -> None:
         if reason is not None and reason != self._reason:
-            logger.info("context keys and values go layer by layer: %s", reason)
+            logger.info("context KV is written per layer: %s", reason)
         self._reason = reason
 
 

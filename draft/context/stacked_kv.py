@@ -1,4 +1,4 @@
-"""All layers' context keys and values with one matrix product, one norm and one rotation."""
+"""Computes the context KV of all layers with one matrix product, one norm and one rotation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from draft.network.rotary import RotaryTable, rotate
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter)  # exactly these: a quantised tensor is a subclass
 
-# What a parameter must still be for the stacked form to be that parameter.
-_Seat = tuple[int, bool, type[Tensor], torch.dtype, torch.device, torch.Size]
+# Identifies a parameter's memory: address, contiguity, type, dtype, device, shape.
+_View = tuple[int, bool, type[Tensor], torch.dtype, torch.device, torch.Size]
 
 
 def why_not_stacked(attentions: Sequence[BlockAttention]) -> str | None:
-    """The first reason why these layers cannot be written as one; None when they can."""
+    """Return the first reason why these layers cannot be stacked; None if they can."""
     for attention in attentions:
         for name, module in (("k_proj", attention.k_proj), ("v_proj", attention.v_proj)):
             obstacle = _linear_obstacle(module)
@@ -40,7 +40,7 @@ def _linear_obstacle(module: nn.Module) -> str | None:
             kind = type(tensor).__name__ if type(tensor) not in _PLAIN_TENSORS else tensor.dtype
             return f"has a quantised {name} ({kind})"
     if _has_hooks(module):
-        return "has hooks, which a stacked product would pass by"
+        return "has hooks, which a stacked product would skip"
     return None
 
 
@@ -73,15 +73,15 @@ def _has_hooks(module: nn.Module) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StackedKV:
-    """L layers' projections in one storage.
+    """Stores the K and V projections of L layers in one tensor.
 
         weight   [ K rows of layer 0 | V rows of layer 0 | K rows of layer 1 | ... ]   x E
                    ^ layers.0 k_proj.weight is this view   ^ layers.1 k_proj.weight
         norm     [ k_norm of layer 0 | k_norm of layer 1 | ... ]                       x D
 
-    The layers' own parameters are views into these tensors. So nothing is stored twice, and
-    whatever changes a parameter in place (weight.data += d, copy_, load_state_dict) changes
-    this form too. What puts another tensor or module in its place is seen by `holds`.
+    The layers' parameters are views into these tensors. Nothing is stored twice, and an in-place
+    change of a parameter (weight.data += d, copy_, load_state_dict) changes the stacked tensor
+    too. `is_current` detects a replaced tensor or module.
     """
 
     weight: Float[Tensor, "L2HD E"]
@@ -89,13 +89,12 @@ class StackedKV:
     norm: Float[Tensor, "L 1 D"]
     eps: float
     rotary: RotaryTable
-    seats: tuple[tuple[_Seat | None, ...], ...]  # by layer
+    views: tuple[tuple[_View | None, ...], ...]  # by layer
 
     @classmethod
     def build(cls, attentions: Sequence[BlockAttention]) -> "StackedKV":
-        """Move the parameters of stackable layers (see why_not_stacked) into one storage."""
-        # Normal tensors even when the caller is in inference mode, for an inference tensor
-        # could not be changed in place outside of it.
+        """Move the parameters of stackable layers (see why_not_stacked) into one tensor."""
+        # Inference tensors could not be changed in place outside of inference mode.
         with torch.inference_mode(False), torch.no_grad():
             projections = _projections(attentions)
             weight = _gather(projections, "weight")
@@ -108,18 +107,18 @@ class StackedKV:
             norm=norm.view(len(attentions), 1, -1),
             eps=first.k_norm.eps,
             rotary=first.rotary,
-            seats=tuple(_seats(attention) for attention in attentions),
+            views=tuple(_views(attention) for attention in attentions),
         )
 
-    def holds(self, attentions: Sequence[BlockAttention]) -> bool:
-        """Whether every layer's parameters are still the views that `build` made.
+    def is_current(self, attentions: Sequence[BlockAttention]) -> bool:
+        """Check that every layer's parameters are still the views that `build` made.
 
-        Asked at every write, while a GPU waits for it: so modules are looked up in their own
-        dictionaries, which takes a fraction of the time.
+        Runs at every write while a GPU waits. Reading `_modules` and `_parameters` directly
+        takes a fraction of the time of attribute access.
         """
-        return all(map(self._holds, attentions, self.seats))
+        return all(map(self._is_current, attentions, self.views))
 
-    def _holds(self, attention: BlockAttention, seats: tuple[_Seat | None, ...]) -> bool:
+    def _is_current(self, attention: BlockAttention, views: tuple[_View | None, ...]) -> bool:
         modules = _modules(attention)
         k_proj, v_proj, k_norm = modules["k_proj"], modules["v_proj"], modules["k_norm"]
         return (
@@ -129,7 +128,7 @@ class StackedKV:
             and k_norm.eps == self.eps
             and modules["rotary"] is self.rotary
             and not any(map(_has_hooks, (k_proj, v_proj, k_norm)))
-            and _seats(attention) == seats
+            and _views(attention) == views
         )
 
     def project(
@@ -139,7 +138,10 @@ class StackedKV:
         *,
         linear: LinearFunction = F.linear,
     ) -> tuple[Float[Tensor, "L N H D"], Float[Tensor, "L N H D"]]:
-        """Every layer's keys, normed and rotated, and values. Norm and rotation in float32."""
+        """Compute every layer's keys (normed and rotated) and values.
+
+        Norm and rotation run in float32.
+        """
         num_layers, _, head_dim = self.norm.shape
         stacked = linear(context, self.weight, self.bias)
         stacked = stacked.view(context.shape[0], num_layers, 2, -1, head_dim)
@@ -150,12 +152,12 @@ class StackedKV:
 
 
 def _gather(owners: Sequence[nn.Module], name: str) -> Tensor:
-    """One tensor with the owners' parameters as its rows; each becomes a view of its own rows."""
+    """Concatenate the owners' parameters; each parameter becomes a view of its rows."""
     parameters = [cast(nn.Parameter, getattr(owner, name)) for owner in owners]
     storage = torch.cat([p.detach() for p in parameters])
     rows = torch.split(storage, [p.shape[0] for p in parameters])
     for owner, parameter, row in zip(owners, parameters, rows, strict=True):
-        if parameter.is_inference():  # has no version, and so cannot take over a normal tensor
+        if parameter.is_inference():  # its data cannot be replaced by a normal tensor
             setattr(owner, name, nn.Parameter(row, requires_grad=False))
         else:
             parameter.data = row
@@ -163,7 +165,7 @@ def _gather(owners: Sequence[nn.Module], name: str) -> Tensor:
 
 
 def _projections(attentions: Sequence[BlockAttention]) -> list[nn.Linear]:
-    """K and V of every layer, in the order of the stacked rows."""
+    """List K and V projections of every layer, in the order of the stacked rows."""
     return [cast(nn.Linear, p) for a in attentions for p in (a.k_proj, a.v_proj)]
 
 
@@ -178,11 +180,11 @@ def _parameters(attention: BlockAttention) -> tuple[Tensor | None, ...]:
     return *weights, k_proj.get("bias"), v_proj.get("bias"), k_norm.get("weight")
 
 
-def _seats(attention: BlockAttention) -> tuple[_Seat | None, ...]:
-    return tuple(map(_seat, _parameters(attention)))
+def _views(attention: BlockAttention) -> tuple[_View | None, ...]:
+    return tuple(map(_view, _parameters(attention)))
 
 
-def _seat(tensor: Tensor | None) -> _Seat | None:
+def _view(tensor: Tensor | None) -> _View | None:
     if tensor is None:
         return None
     place = tensor.data_ptr(), tensor.is_contiguous()

@@ -1,12 +1,12 @@
-"""RMSNorm of keys, rotary embedding, and the store of keys and values of all layers: one kernel.
+"""Writes the stacked context KV in one Triton kernel: K norm, RoPE and the store of all layers.
 
     stacked row n   [ K of layer 0 | V of layer 0 | K of layer 1 | V of layer 1 | ... ]
                        H heads x D
     program (n, l)  reads its layer's two tiles [H, D], norms and rotates the first, and writes
                     both at slot[n] of layer l
 
-What torch does in several passes over [L, N, H, D] this does in one: each element of the product
-is read once, and written once.
+Each element of the product is read once and written once; PyTorch needs several passes over
+[L, N, H, D].
 """
 
 import triton
@@ -21,9 +21,9 @@ from kv_pool import KVPool
 
 
 class FusedContext:
-    """A ContextKernel for CUDA: one product, and one launch from there to the pool.
+    """Implements ContextKernel for CUDA: one matrix product, then one kernel launch.
 
-    Triton's interpreter runs it anywhere, for tests.
+    Tests run it anywhere through Triton's interpreter.
     """
 
     name = "triton"
@@ -37,7 +37,7 @@ class FusedContext:
         positions: Int[Tensor, "N"],
         slots: Int[Tensor, "N"],
     ) -> bool:
-        """See ContextKernel.write. Norm and rotation in float32."""
+        """See ContextKernel.write_context_kv. Norm and rotation run in float32."""
         product = F.linear(network.project_taps(aux_hidden), stacked.weight, stacked.bias)
         store_stacked(
             product,
@@ -63,11 +63,11 @@ def store_stacked(
     keys: Float[Tensor, "L S H D"],
     values: Float[Tensor, "L S H D"],
 ) -> None:
-    """Norm and rotate every layer's keys; write them, and the values, to `slots` of the pool.
+    """Norm and rotate every layer's keys; write keys and values to `slots` of the pool.
 
-    product       a row per token: of each layer its keys, then its values
-    factors       of the rotary table: cosines, and sines whose first half is negated
-    keys, values  the pool's own storage; changed at `slots` alone
+    product       one row per token: each layer's keys, then its values
+    factors       RotaryTable.factors: cosines, and sines whose first half is negated
+    keys, values  the pool's storage; only `slots` change
     """
     num_layers, num_slots, num_heads, head_dim = keys.shape
     assert product.shape[1] == 2 * num_layers * num_heads * head_dim, (product.shape, keys.shape)
@@ -95,11 +95,11 @@ def store_stacked(
 
 
 def _power_of_two(size: int) -> int:
-    """The smallest power of two that is not smaller."""
+    """Round up to a power of two."""
     return 1 << (size - 1).bit_length()
 
 
-# The self-check's pool and the engine's differ in num_slots, and share one kernel.
+# The pools of the self-check and of the engine differ in num_slots but use one compiled kernel.
 @triton.jit(do_not_specialize=["num_slots"])  # type: ignore[untyped-decorator]
 def _store_kernel(  # type: ignore[no-untyped-def]
     product,

@@ -1,1 +1,1 @@
-"""Defines the draft network: attention, norms, rotary embedding, Markov and confidence heads."""
+"""Defines the draft network: block attention, RoPE, Markov head, confidence head, vocabulary."""

@@ -1,4 +1,4 @@
-"""Attention of the draft block, and the keys and values of its context."""
+"""Defines the draft layer's attention: context KV and the block's bidirectional attention."""
 
 from typing import Protocol, runtime_checkable
 
@@ -11,7 +11,7 @@ from draft.network.rotary import RotaryTable, Rotation, rotate
 
 @runtime_checkable
 class BlockAttend(Protocol):
-    """Where a block's queries meet their keys: in paged memory when serving, dense in training."""
+    """Computes a block's attention: over paged KV when serving, over dense KV in training."""
 
     def attend(
         self,
@@ -23,17 +23,17 @@ class BlockAttend(Protocol):
         scale: float,
         window: int | None,
     ) -> Float[Tensor, "T H D"]:
-        """Let each slot see the context before its anchor and every slot of its own block.
+        """Attend from each slot to the context before its anchor and to all slots of its block.
 
-        keys and values are the block's own, already rotated. window: see AttentionPlan.attend.
+        keys and values are the block's, already rotated. window: see AttentionPlan.attend.
         """
         ...
 
 
 class BlockAttention(nn.Module):
-    """One layer's attention. Context and block share k_proj, v_proj and k_norm.
+    """Computes one layer's attention. Context and block share k_proj, v_proj and k_norm.
 
-    Context keys come from the projected taps, block keys from the layer's own input.
+    Context keys are computed from the projected taps, block keys from the layer's input.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class BlockAttention(nn.Module):
     def keys_values(
         self, x: Float[Tensor, "N E"], rotation: Rotation
     ) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]:
-        """Keys, normed and rotated, and values, of block slots or of context tokens."""
+        """Compute keys (normed and rotated) and values, of block slots or context tokens."""
         keys = rotate(self.k_norm(self._heads(self.k_proj(x))), rotation)
         return keys, self._heads(self.v_proj(x))
 

@@ -1,4 +1,7 @@
-"""Heads on top of the block: the Markov correction of its logits, and its confidence."""
+"""Defines the Markov heads (vanilla, gated, rnn) and the confidence head.
+
+A new kind of Markov head is a subclass of MarkovHead here, with its entry in _HEADS.
+"""
 
 import torch
 from jaxtyping import Float, Int
@@ -8,15 +11,15 @@ from draft.config import MarkovKind
 
 
 class MarkovHead(nn.Module):
-    """A first-order bias of low rank: W2 · f(W1[previous token], ...), added to base logits.
+    """Computes a low-rank first-order bias on base logits: W2 · f(W1[previous token], ...).
 
-    This class is the vanilla head, where f is W1's row itself.
+    This class is the vanilla head: f is the row of W1.
     """
 
     def __init__(
         self, *, vocab_size: int, rank: int, hidden_size: int, num_outputs: int | None = None
     ) -> None:
-        """num_outputs: tokens that the draft can say; None: all that it can follow."""
+        """num_outputs: size of the draft vocabulary; None: vocab_size."""
         super().__init__()
         self.markov_w1 = nn.Embedding(vocab_size, rank)
         self.markov_w2: nn.Module = nn.Linear(
@@ -24,7 +27,7 @@ class MarkovHead(nn.Module):
         )
 
     def embed(self, ids: Int[Tensor, "*B"]) -> Float[Tensor, "*B r"]:
-        """Rows of W1."""
+        """Look up rows of W1."""
         rows: Tensor = self.markov_w1(ids)
         return rows
 
@@ -34,30 +37,30 @@ class MarkovHead(nn.Module):
         hidden: Float[Tensor, "B E"],
         state: Float[Tensor, "B r"] | None,
     ) -> tuple[Float[Tensor, "B Vd"], Float[Tensor, "B r"] | None]:
-        """The bias of one slot given the token before it, and the state for the next slot.
+        """Compute one slot's bias given its previous token, and the state for the next slot.
 
-        hidden is the slot's, after the final norm. The first slot's state is None.
+        hidden is the slot's hidden state after the final norm. The first slot's state is None.
         """
         feature, state = self._feature(self.embed(previous_ids), hidden, state)
         return self.markov_w2(feature), state
 
     @property
-    def tells_words_apart(self) -> bool:
-        """Whether `bias_of` can be asked, and slots that have not asked for `bias` do no harm."""
+    def supports_partial_bias(self) -> bool:
+        """Whether `partial_bias` works: the head has no state, and W2 is a plain matrix."""
         return type(self.markov_w2) is nn.Linear
 
-    def bias_of(
-        self, words: Int[Tensor, "n"], previous_id: Int[Tensor, ""], hidden: Float[Tensor, "E"]
+    def partial_bias(
+        self, draft_ids: Int[Tensor, "n"], previous_id: Int[Tensor, ""], hidden: Float[Tensor, "E"]
     ) -> Float[Tensor, "n"]:
-        """`bias` of one row for some of its words alone."""
+        """Compute one row's bias for the given vocabulary entries only."""
         assert isinstance(self.markov_w2, nn.Linear), type(self.markov_w2)
         feature, _ = self._feature(self.embed(previous_id)[None], hidden[None], None)
-        return self.markov_w2.weight[words].to(feature.dtype) @ feature[0]
+        return self.markov_w2.weight[draft_ids].to(feature.dtype) @ feature[0]
 
     def state_after(
         self, previous_ids: Int[Tensor, "B"], hidden: Float[Tensor, "B E"]
     ) -> Float[Tensor, "B r"] | None:
-        """The state that a first slot without a prediction leaves to the next one."""
+        """Compute the state after the anchor's slot, if that slot predicts no token."""
         return self._feature(self.embed(previous_ids), hidden, None)[1]
 
     def _feature(
@@ -67,7 +70,7 @@ class MarkovHead(nn.Module):
 
 
 class GatedMarkovHead(MarkovHead):
-    """f = sigmoid(G · [hidden; w] + b) * w, with w the row of W1."""
+    """Gates the row w of W1 by the hidden state: f = sigmoid(G · [hidden; w] + b) * w."""
 
     def __init__(
         self, *, vocab_size: int, rank: int, hidden_size: int, num_outputs: int | None = None
@@ -85,12 +88,12 @@ class GatedMarkovHead(MarkovHead):
 
 
 class RNNMarkovHead(MarkovHead):
-    """A gated recurrence along the block, so that a slot remembers more than one token.
+    """Runs a gated recurrence along the block: a slot's bias depends on all earlier tokens.
 
     (u, c, o) = J · [state; w; hidden] + b;  state = σ(u)·state + (1 - σ(u))·tanh(c);  f = tanh(o)
     """
 
-    tells_words_apart = False  # each slot's state is the next one's
+    supports_partial_bias = False  # each slot needs the state of the slot before it
 
     def __init__(
         self, *, vocab_size: int, rank: int, hidden_size: int, num_outputs: int | None = None
@@ -112,15 +115,15 @@ class RNNMarkovHead(MarkovHead):
 
 
 class ConfidenceHead(nn.Module):
-    """The chance, as a logit, that a slot's token stands given that those before it stand.
+    """Predicts, as a logit, that a slot's token is accepted given that all earlier ones are.
 
-    With rank > 0 it also reads the row of W1 of the token before the slot. It never reads the
-    slot's own token, and so may decide whether that one is verified at all.
+    With rank > 0 it also reads the previous token's row of W1. It does not read the slot's token,
+    so its output may decide whether that token is verified.
     """
 
     def __init__(self, *, hidden_size: int, rank: int) -> None:
         super().__init__()
-        self.proj = nn.Linear(hidden_size + rank, 1)  # loaded in float32, whatever the rest is
+        self.proj = nn.Linear(hidden_size + rank, 1)  # always loaded in float32
 
     def forward(
         self, hidden: Float[Tensor, "B K E"], previous: Float[Tensor, "B K r"] | None

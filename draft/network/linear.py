@@ -1,4 +1,4 @@
-"""The seam for faster linear layers."""
+"""Replaces the network's linear layers: packed, quantised or other matrix products."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -9,23 +9,22 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from draft.network.network import DSparkNetwork
 
-# (x [..., K], weight [N, K], bias [N] or None) -> [..., N]: F.linear or what stands in for it.
+# (x [..., K], weight [N, K], bias [N] or None) -> [..., N], as F.linear computes it.
 LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def widening_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """F.linear for a weight that may be narrower than x: widened first, which loses nothing."""
+    """Compute F.linear with the weight cast to the dtype of x."""
     return F.linear(x, weight.to(x.dtype), bias)
 
 
 def replace_linears(
     network: "DSparkNetwork", replace: Callable[[str, nn.Linear], nn.Module]
 ) -> None:
-    """Put another module in the place of each matrix product, chosen by name and layer.
+    """Replace each linear layer by `replace(name, layer)`, except the confidence head's.
 
-    `replace` may return its argument to leave a layer alone. What it returns maps
-    [..., in] to [..., out] in the dtype of its input. The confidence head's single row is not
-    offered. A replaced k_proj or v_proj makes the context writer go layer by layer.
+    The returned module maps [..., in] to [..., out] in the dtype of its input; `replace` may
+    return its argument. A replaced k_proj or v_proj makes the context writer write per layer.
     """
     for parent_name, parent in list(network.named_modules()):
         if parent is network.confidence_head:

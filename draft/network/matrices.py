@@ -1,10 +1,9 @@
-"""The precision in which a draft's matrices lie in memory, which may be less than it computes in.
+"""Stores a draft's matrices in a narrower dtype than its activations.
 
-A draft round on a CPU is mostly reading: of half as many bytes, in half the time. Products widen
-what they read, or round the rows that meet it where the CPU multiplies pairs of bfloat16: a matrix
-that was stored in bfloat16 loses nothing by lying there in bfloat16. Activations, norms, biases and
-the confidence head are few numbers, and so is what is read of the embedding: they may be float32
-beside it.
+On a CPU a draft round is bound by reading weights, so bfloat16 matrices halve its time. Matrices of
+a bfloat16 checkpoint keep their exact values. Matrix products widen the weights, or round the
+activations on CPUs that multiply bfloat16 pairs. Activations, norms, biases, W1 and the confidence
+head are few numbers and may be float32.
 """
 
 from collections.abc import Mapping
@@ -15,10 +14,10 @@ from torch import nn
 from draft.network.network import DSparkNetwork
 
 
-def hold_matrices(network: DSparkNetwork, dtype: torch.dtype) -> None:
-    """Keep every matrix in dtype; a head that was the target's own becomes a copy of it.
+def cast_matrices(network: DSparkNetwork, dtype: torch.dtype) -> None:
+    """Cast every matrix to dtype. An lm_head shared with the target becomes a copy.
 
-    The layers' `forward` must widen from then on: see widening_linear.
+    The layers' `forward` must then widen their weights: see widening_linear.
     """
     with torch.inference_mode(False), torch.no_grad():
         for layer in matrices(network).values():
@@ -26,23 +25,26 @@ def hold_matrices(network: DSparkNetwork, dtype: torch.dtype) -> None:
                 layer.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
 
 
-def widen_the_rest(network: DSparkNetwork) -> None:
-    """Activations, norms, biases and W1 in float32, beside matrices and embedding as they are."""
-    staying = {id(layer.weight) for layer in matrices(network).values()}
-    staying.add(id(network.embed_tokens.weight))
+def widen_other_parameters(network: DSparkNetwork) -> None:
+    """Cast norms, biases and W1, and with them activations, to float32.
+
+    Matrices and the embedding keep their dtype.
+    """
+    kept = {id(layer.weight) for layer in matrices(network).values()}
+    kept.add(id(network.embed_tokens.weight))
     with torch.inference_mode(False), torch.no_grad():
         for module in network.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
-                is_plain = type(parameter) is nn.Parameter and id(parameter) not in staying
+                is_plain = type(parameter) is nn.Parameter and id(parameter) not in kept
                 if is_plain and parameter.dtype != torch.float32:
                     wide = nn.Parameter(parameter.detach().float(), requires_grad=False)
                     setattr(module, name, wide)
 
 
-def loses_nothing(network: DSparkNetwork, dtype: torch.dtype) -> bool:
-    """Whether every matrix is the same in dtype, the head apart.
+def is_lossless(network: DSparkNetwork, dtype: torch.dtype) -> bool:
+    """Check whether every matrix except lm_head keeps its exact values in dtype.
 
-    The head is often the target's, in the target's precision. Rounding it moves logits a little.
+    lm_head is often the target's, in the target's precision; rounding it moves logits slightly.
     """
     return all(
         bool((layer.weight.to(dtype).to(layer.weight.dtype) == layer.weight).all())
@@ -52,12 +54,12 @@ def loses_nothing(network: DSparkNetwork, dtype: torch.dtype) -> bool:
 
 
 def matrices_dtype(network: DSparkNetwork) -> torch.dtype:
-    """Of the plain ones; the activations' own where every layer is a foreign one."""
+    """Return the dtype of the plain matrices; of activations if every layer was replaced."""
     return next((m.weight.dtype for m in matrices(network).values()), network.dtype)
 
 
 def matrices(network: DSparkNetwork) -> Mapping[str, nn.Linear]:
-    """Every plain matrix product by name, the single row of the confidence head apart."""
+    """Return every plain linear layer by name, except the confidence head's."""
     confidence = network.confidence_head
     apart = set(confidence.modules()) if confidence is not None else set()
     return {

@@ -1,4 +1,4 @@
-"""The draft network: projected taps become context, a block of masks becomes guesses."""
+"""Defines DSparkNetwork: tapped hidden states to context, a block of masks to base logits."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -10,22 +10,22 @@ from torch.nn import functional as F
 
 from draft.config import DSparkConfig
 from draft.network.attention import BlockAttend, BlockAttention
+from draft.network.draft_vocabulary import DraftVocabulary
 from draft.network.heads import ConfidenceHead, MarkovHead, build_markov_head
 from draft.network.norm import RMSNorm
 from draft.network.rotary import RotaryTable, Rotation
-from draft.vocabulary import DraftVocabulary
 from kv_pool import KVShape
 
 
 class DSparkNetwork(nn.Module):
-    """A non-causal transformer over [anchor, mask, mask, ...], with heads.
+    """Runs a non-causal transformer over blocks [anchor, mask, mask, ...], with its heads.
 
-        taps [N, A] --fc, hidden_norm--> context [N, E] --every layer's k_proj, v_proj--> pool
-        ids [B, N]  --embed, layers (see pool and one another), norm--> hidden [B, N, E]
-        hidden      --lm_head--> base logits, corrected left to right by the Markov head
+        taps [N, A] --fc, hidden_norm--> context [N, E] --each layer's k_proj, v_proj--> context KV
+        ids [B, N]  --embed, layers (attend to context KV and block), norm--> hidden [B, N, E]
+        hidden      --lm_head--> base logits; Markov sampling adds the Markov head's bias
 
-    Parameters are named as in a DeepSpec checkpoint. Every matrix product is an nn.Linear when
-    built, and may be replaced by any module that maps the last dimension alike.
+    Parameters are named as in a DeepSpec checkpoint. Linear layers may be replaced by modules
+    that map the same shapes; see replace_linears.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class DSparkNetwork(nn.Module):
     ) -> None:
         """max_positions: longest sequence in tokens; a block may reach num_slots beyond it.
 
-        device is the rotary tables' own, so that the rest can be built on another (meta).
+        device: of the rotary tables; parameters follow the default device, which may be meta.
         """
         super().__init__()
         self.config = config
@@ -66,7 +66,7 @@ class DSparkNetwork(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations; matrices and the embedding may have another."""
+        """Return the dtype of activations; matrices and the embedding may have another."""
         return self.norm.weight.dtype
 
     @property
@@ -79,19 +79,19 @@ class DSparkNetwork(nn.Module):
         return [cast(DraftLayer, layer).self_attn for layer in self.layers]
 
     def project_taps(self, aux_hidden: Float[Tensor, "N A"]) -> Float[Tensor, "N E"]:
-        """The context vector of each token: what every layer's keys and values are made of."""
+        """Project aux hidden states to context vectors, the input of every layer's context KV."""
         context: Tensor = self.hidden_norm(self.fc(aux_hidden.to(self.dtype)))
         return context
 
     def block_ids(self, anchor_ids: Int[Tensor, "B"]) -> Int[Tensor, "B N"]:
-        """The input of each block, num_slots wide: its anchor, then masks."""
+        """Build each block's input ids, num_slots wide: the anchor, then mask tokens."""
         masks = anchor_ids.new_full((1, self.config.num_slots - 1), self.config.mask_token_id)
         return torch.cat([anchor_ids[:, None], masks.expand(anchor_ids.shape[0], -1)], dim=1)
 
     def hidden(
         self, ids: Int[Tensor, "B N"], positions: Int[Tensor, "B N"], block: BlockAttend
     ) -> Float[Tensor, "B N E"]:
-        """Run the blocks, all slots in one flat row; the result is after the final norm."""
+        """Compute the blocks' hidden states after the final norm."""
         x: Tensor = self.embed_tokens(ids.flatten()).to(self.dtype)  # (B * N, E)
         rotations = self.rotations(positions.flatten())
         for layer in self.layers:
@@ -102,10 +102,10 @@ class DSparkNetwork(nn.Module):
     def predicting(
         self, hidden: Float[Tensor, "B N E"], anchor_ids: Int[Tensor, "B"]
     ) -> tuple[Float[Tensor, "B K E"], Float[Tensor, "B r"] | None]:
-        """The slots that predict a token, and the Markov state before the first of them.
+        """Return the hidden states of the predicting slots, and the Markov state before them.
 
-        Without sample_from_anchor the anchor's own slot predicts nothing; a recurrent head was
-        trained to pass over it all the same, with the anchor as the token before it.
+        Without sample_from_anchor the anchor's slot predicts nothing. A recurrent head still
+        advances over it, with the anchor as its previous token, as in training.
         """
         state = None
         if self.markov_head is not None and not self.config.sample_from_anchor:
@@ -116,7 +116,7 @@ class DSparkNetwork(nn.Module):
         return hidden if self.config.sample_from_anchor else hidden[:, 1:]
 
     def base_logits(self, hidden: Float[Tensor, "B K E"]) -> Float[Tensor, "B K Vd"]:
-        """Over the tokens that the draft can say, all of the vocabulary or a part of it."""
+        """Compute logits over the draft vocabulary, without the Markov head's bias."""
         logits: Tensor = self.lm_head(hidden)
         return logits
 
@@ -126,19 +126,19 @@ class DSparkNetwork(nn.Module):
         anchor_ids: Int[Tensor, "B"],
         draft_ids: Int[Tensor, "B K"],
     ) -> Float[Tensor, "B K"] | None:
-        """Of every slot at once, in float32; None without a confidence head."""
+        """Compute the confidence logits of all slots in float32; None without the head."""
         if self.confidence_head is None:
             return None
         previous = None
         if self.config.confidence_with_markov:
-            assert self.markov_head is not None, "confidence reads W1 of a head that is not there"
+            assert self.markov_head is not None, "the confidence head reads the Markov head's W1"
             before = torch.cat([anchor_ids[:, None], draft_ids[:, :-1]], dim=1)
             previous = self.markov_head.embed(before)
         logits: Tensor = self.confidence_head(hidden, previous)
         return logits
 
     def rotations(self, positions: Int[Tensor, "T"]) -> dict[RotaryTable, Rotation]:
-        """One look-up for each table that is really different."""
+        """Look up each distinct rotary table once."""
         tables = {attention.rotary for attention in self.attentions}
         return {table: table.at(positions) for table in tables}
 

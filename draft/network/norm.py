@@ -1,4 +1,4 @@
-"""Root-mean-square norm."""
+"""Defines RMSNorm."""
 
 import torch
 from jaxtyping import Float
@@ -7,9 +7,9 @@ from torch.nn import functional as F
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension; float32 inside, whatever x is.
+    """Computes x / rms(x) * weight over the last dimension, in float32 internally.
 
-    The result has the weight's dtype, which in service is that of x too.
+    The result has the weight's dtype; when serving, x has it too.
     """
 
     def __init__(self, size: int, *, eps: float) -> None:

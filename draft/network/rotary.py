@@ -1,4 +1,4 @@
-"""Rotary position embedding: full width, first half paired with second half (NeoX)."""
+"""Implements rotary position embedding (RoPE): full width, NeoX style halves."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,17 +9,17 @@ from torch import Tensor, nn
 
 
 class Rotation(NamedTuple):
-    """Where T tokens stand, as factors; broadcast over heads."""
+    """Holds the rotary factors of T tokens, broadcast over heads."""
 
     cos: Float[Tensor, "T 1 D"]
     sin: Float[Tensor, "T 1 D"]  # the first half is negated: see `rotate`
 
 
 class RotaryTable(nn.Module):
-    """The factors of every position that may come, in float32: [P, 2, D].
+    """Stores the rotary factors of all positions in float32: [P, 2, D].
 
-    No buffer, for a cast of the network must leave it in float32: at position 5000 a bfloat16
-    angle is off by whole turns. It follows the network to another device.
+    It moves to another device with the network but is not a buffer: casting the network must
+    leave it in float32. At position 5000 a bfloat16 angle is off by whole turns.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class RotaryTable(nn.Module):
 
     @property
     def factors(self) -> Float[Tensor, "P 2 D"]:
-        """Of every position: cosines, and sines whose first half is negated."""
+        """Return, by position, cosines and sines; the first half of the sines is negated."""
         return self._table
 
     def at(self, positions: Int[Tensor, "T"]) -> Rotation:
-        """The rotation of each position. A position outside the table is an IndexError."""
+        """Look up each position's rotation. Raises IndexError outside the table (on a CPU)."""
         cos, sin = self._table.index_select(0, positions).unsqueeze(2).unbind(1)
         return Rotation(cos, sin)
 
@@ -49,7 +49,7 @@ class RotaryTable(nn.Module):
 
 
 def rotate(x: Float[Tensor, "T H D"], rotation: Rotation) -> Float[Tensor, "T H D"]:
-    """x * cos + rotate_half(x) * sin, in float32, back in the dtype of x.
+    """Compute x * cos + rotate_half(x) * sin in float32; the result has the dtype of x.
 
     rotate_half(x) is [-x2, x1]; with the sign kept in `sin`, rolling by half gives [x2, x1].
     """

@@ -15,7 +15,7 @@ from draft import (
     DraftBlock,
     DSparkProposer,
 )
-from draft.masking import keeps_to
+from draft.proposer.masking import satisfies_mask
 from engine.api import GREEDY_BELOW
 from engine.cuda_graphs.capture import GraphCapturer, Recording
 from engine.cuda_graphs.capture_sizes import CaptureSizes
@@ -63,7 +63,7 @@ class GraphedProposer:
                 max_pages=max_pages,
             )
             attending.update(kv_lens=self._kv_lens([], size), page_tables=self._tables([], size))
-            proposer = eager.over(attending)
+            proposer = eager.with_attention(attending)
             for draws in (False, True):
                 self._rounds[size, draws] = _record(
                     proposer, attending, recorder, size, scratch.slot, draws=draws, device=device
@@ -93,7 +93,9 @@ class GraphedProposer:
             if found.confidence_logits is None
             else found.confidence_logits[:count].clone(),
         )
-        if request.mask is None or keeps_to(request.mask, block.draft_ids, request.anchor_ids):
+        if request.mask is None or satisfies_mask(
+            request.mask, block.draft_ids, request.anchor_ids
+        ):
             return block
         return self._eager.propose(request)  # the mask is asked on the host, slot by slot
 

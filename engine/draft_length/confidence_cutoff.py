@@ -47,7 +47,7 @@ class ConfidenceThreshold:
         if block is None:
             return plan
         assert block.confidence_logits is not None, "a threshold without confidences"
-        survival = self._scaling.chances(block.confidence_logits.cpu())
+        survival = self._scaling.probabilities(block.confidence_logits.cpu())
         survival = survival.nan_to_num(1.0).cumprod(dim=1)  # what is not a number decides nothing
         worth = iter((survival >= self._threshold).sum(dim=1).tolist())
         return StepPlan(

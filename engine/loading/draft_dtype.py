@@ -3,7 +3,7 @@
 import torch
 
 from draft import DSparkNetwork, widening_linear
-from draft.network.matrices import hold_matrices, loses_nothing, widen_the_rest
+from draft.network.matrices import cast_matrices, is_lossless, widen_other_parameters
 from engine.config import EngineConfig
 from engine.cpu_kernels.linear import speed_up
 from engine.cpu_kernels.setup import Native
@@ -32,9 +32,9 @@ def choose_precision(
             f"{_name(network.dtype)} on {device.type} accepted is auto (bfloat16 matrices beside "
             "a float32 target are for the CPU)"
         )
-    hold_matrices(network, dtype)
+    cast_matrices(network, dtype)
     if native is not None and dtype == _NARROW:
-        widen_the_rest(network)
+        widen_other_parameters(network)
     speed_up(network, native.linear if native is not None else widening_linear)
 
 
@@ -43,7 +43,7 @@ def _dtype(config: EngineConfig, network: DSparkNetwork, *, has_kernels: bool) -
         dtype: torch.dtype = getattr(torch, config.draft_dtype)
         return dtype
     can_narrow = has_kernels and network.dtype == torch.float32
-    return _NARROW if can_narrow and loses_nothing(network, _NARROW) else network.dtype
+    return _NARROW if can_narrow and is_lossless(network, _NARROW) else network.dtype
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -69,7 +69,7 @@ def _attention_problem(network: DSparkNetwork, device_backend: DeviceBackend) ->
     try:
         found, expected = (
             DSparkProposer(network=network, pool=pool, attention=attention, context_kv="off")
-            .run_block(request)
+            .run_torch_pass(request)
             .hidden
             for attention in (device_backend.make_attention(pool.page_size), reference)
         )
@@ -130,7 +130,7 @@ def difference_of(network: DSparkNetwork, kernel_over: Callable[[KVPool], BlockK
     if found is None:
         raise CpuKernelsUnavailable(kernel.reason or "it declines a small batch")
     with as_loaded(network):
-        expected, block = reference.run_block(request), reference.pick(request, found)
+        expected, block = reference.run_torch_pass(request), reference.sample_tokens(request, found)
     picked = found.draft_ids
     if picked is not None and not torch.equal(picked, block.draft_ids):
         return float("inf")

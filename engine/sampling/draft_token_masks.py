@@ -53,7 +53,7 @@ class DraftTokenMasks:
     def rows(self) -> Int[Tensor, " M"]:
         return self._rows
 
-    def stand(self, k: int, previous_ids: Int[Tensor, " M"]) -> None:
+    def advance(self, k: int, previous_ids: Int[Tensor, " M"]) -> None:
         """Slot 0 begins anew."""
         for chain, token_id, words in zip(
             self._chains, previous_ids.tolist(), self._words, strict=True

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from draft.sampling import inverse_cdf
+from draft.proposer.inverse_cdf import inverse_cdf
 
 
 @dataclass(frozen=True, slots=True)

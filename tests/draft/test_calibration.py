@@ -1,7 +1,5 @@
 """Sequential temperature scaling on confidences whose truth is known."""
 
-import itertools
-
 import pytest
 import torch
 from torch import Tensor
@@ -73,7 +71,7 @@ def test_the_error_falls_to_less_than_half_on_rounds_that_were_not_fitted() -> N
 def test_the_order_within_a_position_is_kept() -> None:
     rounds = rounds_of((3.0, 0.4))
     scaling = fit_scaling(rounds)
-    scaled = scaling.chances(rounds.logits.double())
+    scaled = scaling.probabilities(rounds.logits.double())
     for k in range(2):
         assert torch.equal(scaled[:, k].argsort(), rounds.logits[:, k].double().argsort())
     first_before, first_after = (found[0] for found in _judged(rounds, scaling))
@@ -92,18 +90,12 @@ def test_of_equal_temperatures_the_first_is_kept() -> None:
     assert found.temperatures == (GRID[0], GRID[0])  # half is half at any temperature
 
 
-def test_the_grid_has_41_temperatures_from_a_tenth_to_ten_with_one_in_the_middle() -> None:
-    assert (len(GRID), GRID[0], GRID[20], GRID[-1]) == (41, 0.1, 1.0, 10.0)
-    ratios = [b / a for a, b in itertools.pairwise(GRID)]
-    assert ratios == pytest.approx([STEP] * 40)
-
-
 def test_survival_is_the_product_of_chances_and_stood_its_outcome() -> None:
     rounds = ConfidenceRounds(torch.tensor([[0.0, 2.0], [-1.0, 0.0]]), torch.tensor([1, 2]))
     chances = torch.sigmoid(rounds.logits.double() / torch.tensor([1.0, 2.0]))
     expected = torch.stack([chances[:, 0], chances[:, 0] * chances[:, 1]], dim=1)
     torch.testing.assert_close(rounds.predicted(Scaling((1.0, 2.0), (0.0, 0.0))).survival, expected)
-    assert rounds.stood().tolist() == [[True, False], [True, True]]
+    assert rounds.accepted().tolist() == [[True, False], [True, True]]
 
 
 def test_the_calibration_error_by_hand() -> None:

@@ -1,14 +1,13 @@
-"""The original implementation's numbers, through the paged pool."""
+"""A served draft reproduces the numbers of the original implementation."""
 
 import random
 from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
-from draft import BlockRequest, ContextKVMode, DSparkNetwork, DSparkProposer
-from kv_pool import KVPool, PageTable
+from draft import BlockRequest, ContextKVMode, DSparkProposer
+from tests.support.draft.chains import corrected_logits
 from tests.support.draft.golden import FOLDERS, Round, assert_golden, load_golden, rounds_of
 from tests.support.draft.tiny import (
     block_request,
@@ -24,7 +23,7 @@ def test_there_are_five_folders() -> None:
 
 
 class _Served:
-    """One golden checkpoint behind a proposer, with one sequence in shuffled pages."""
+    """Serves one golden checkpoint, with one sequence in shuffled pages."""
 
     def __init__(self, name: str, *, page_size: int = 4, mode: ContextKVMode = "auto") -> None:
         self.config, self.network = load_golden(name)
@@ -92,7 +91,7 @@ def test_both_rounds_give_the_original_tokens_and_confidences(
 @pytest.mark.parametrize("mode", ["on", "off"])
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])
 @pytest.mark.parametrize("name", FOLDERS)
-def test_the_context_is_the_original_one_whatever_chunks_it_came_in(
+def test_context_written_in_any_chunks_is_the_original_context(
     name: str, seed: int | None, mode: ContextKVMode
 ) -> None:
     served = _Served(name, mode=mode)
@@ -115,50 +114,11 @@ def test_every_tensor_between_taps_and_logits_is_the_original_one(name: str) -> 
         request = served.request(golden)
         ids = network.block_ids(request.anchor_ids)
         assert torch.equal(ids[0], golden["draft_input_ids"])
-        hidden = _hidden(served.pool, served.table, network, ids, golden.anchor)
-        assert_golden(hidden[0], golden["block_hidden"])
-        base_logits = network.base_logits(hidden)
-        assert_golden(base_logits[0], golden["base_logits"])
-        corrected = _corrected(network, hidden, base_logits, ids, golden["draft_tokens"])
+        done = served.proposer.run_torch_pass(request)
+        hidden, base_logits = done.hidden[0], done.base_logits[0]
+        assert_golden(hidden, golden["block_hidden"])
+        assert_golden(base_logits, golden["base_logits"])
+        corrected = corrected_logits(
+            network.markov_head, hidden, base_logits, ids[0, 0], golden["draft_tokens"]
+        )
         assert_golden(corrected, golden["draft_logits"])
-
-
-def _hidden(
-    pool: KVPool, table: PageTable, network: DSparkNetwork, ids: Tensor, anchor: int
-) -> Tensor:
-    width = ids.shape[1]
-    plan = reference_attention(pool).plan(
-        query_lens=[width], kv_lens=[anchor + width], page_tables=[table.pages], causal=False
-    )
-    slots = slots_of(table, anchor, anchor + width)
-
-    class Paged:
-        def attend(
-            self,
-            layer: int,
-            query: Tensor,
-            keys: Tensor,
-            values: Tensor,
-            *,
-            scale: float,
-            window: int | None,
-        ) -> Tensor:
-            pool.write_draft_layer(layer, slots, keys, values)
-            stored = pool.draft_keys[layer], pool.draft_values[layer]
-            return plan.attend(query, *stored, scale=scale, window=window)
-
-    return network.hidden(ids, torch.arange(anchor, anchor + width)[None], Paged())
-
-
-def _corrected(
-    network: DSparkNetwork, hidden: Tensor, base_logits: Tensor, ids: Tensor, chain: Tensor
-) -> Tensor:
-    """Base logits plus the Markov bias along a given chain."""
-    if network.markov_head is None:
-        return base_logits[0]
-    previous, state, rows = ids[:, 0], None, []
-    for k, token in enumerate(chain):
-        bias, state = network.markov_head.bias(previous, hidden[:, k], state)
-        rows.append(base_logits[0, k] + bias[0])
-        previous = token[None]
-    return torch.stack(rows)

@@ -22,7 +22,7 @@ def draw_reliability(outcome: CalibrationOutcome, path: Path) -> None:
     for axes, (title, predictions) in zip(figure.subplots(1, 2), versions, strict=True):
         axes.plot([0, 1], [0, 1], color="gray", linewidth=1)
         for k in range(predictions.survival.shape[1]):
-            bins = reliability(predictions.survival[:, k], predictions.stood[:, k])
+            bins = reliability(predictions.survival[:, k], predictions.accepted[:, k])
             xs, ys = [b.prediction for b in bins], [b.outcome for b in bins]
             axes.plot(xs, ys, "o-", markersize=3, label=f"position {k}")
         axes.set_title(title)

@@ -53,7 +53,7 @@ class Rig:
             uniforms=torch.zeros(1, proposer.block_size, dtype=torch.float64, device=self._device),
         )
         request = dataclasses.replace(self._block_request(context), sampling=drawn)
-        return lambda: proposer.pass_of(request)
+        return lambda: proposer.run_pass(request)
 
     def draft_head(self) -> Case:
         """The head's product over one block, alone."""

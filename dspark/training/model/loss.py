@@ -60,7 +60,7 @@ def slot_losses(
 ) -> SlotLosses:
     """The terms for every slot; those of slots that do not count mean nothing.
 
-    words: labels in draft ids, UNSAYABLE where the draft has no word: no cross-entropy there.
+    words: labels in draft ids, NO_DRAFT_ID where the draft has no word: no cross-entropy there.
     p: the target's distribution at temperature 1 on the draft's words, float32. What it gives to
     other tokens counts for L1 as well, for there q is 0. q = softmax of the draft's corrected
     logits. The confidence is taught 1 - |q - p| / 2 as it is now; the gradient goes into the

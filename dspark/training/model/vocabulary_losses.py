@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from draft.vocabulary import UNSAYABLE
+from draft.network.draft_vocabulary import NO_DRAFT_ID
 
 _CACHED_NUMBERS = 1 << 17  # of a float32 tensor that is worked on at once, on CPU
 
@@ -25,7 +25,7 @@ class VocabularyLosses(torch.autograd.Function):
         l1            = sum |q - p| + u      d/dz = q * (s - sum(s * q))
 
     where u = 1 - sum(p) is what the target gives to tokens that the draft has no word for. A word
-    that is UNSAYABLE has no cross-entropy. At q = p the sign is 0.
+    that is NO_DRAFT_ID has no cross-entropy. At q = p the sign is 0.
     """
 
     @staticmethod
@@ -44,7 +44,7 @@ class VocabularyLosses(torch.autograd.Function):
             q = z.sub_(log_sums[rows, None]).exp_()
             unsayable = (1 - p[rows].sum(dim=-1)).clamp(min=0)
             l1[rows] = q.sub_(p[rows]).abs_().sum(dim=-1) + unsayable
-        is_sayable = words != UNSAYABLE
+        is_sayable = words != NO_DRAFT_ID
         said = logits.gather(1, words.clamp(min=0)[:, None]).squeeze(1).float()
         ctx.save_for_backward(logits, words, p, log_sums)
         return torch.where(is_sayable, log_sums - said, 0), l1
@@ -54,7 +54,7 @@ class VocabularyLosses(torch.autograd.Function):
         ctx: Any, cross_entropy_gradient: Tensor, l1_gradient: Tensor
     ) -> tuple[Float[Tensor, "S Vd"], None, None]:
         logits, words, p, log_sums = ctx.saved_tensors
-        is_sayable = words != UNSAYABLE
+        is_sayable = words != NO_DRAFT_ID
         of_word = torch.where(is_sayable, cross_entropy_gradient, 0)[:, None]  # (S, 1)
         of_l1 = l1_gradient[:, None]
         gradient = torch.empty_like(logits)

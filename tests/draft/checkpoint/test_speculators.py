@@ -18,6 +18,7 @@ from draft import (
     read_config,
 )
 from tests.support.draft.naive import naive_hidden, naive_predictions
+from tests.support.draft.refusals import assert_names
 from tests.support.draft.serving import Served, prompts_of
 from tests.support.draft.speculators_files import (
     DIM,
@@ -314,10 +315,3 @@ def test_maps_that_do_not_fit_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(DraftLoadError) as refusal:
         load(draft, tmp_path)
     assert_names(refusal.value, field)
-
-
-def assert_names(error: DraftLoadError, field: str) -> None:
-    message = str(error)
-    assert message.startswith(f"draft {field}: found ")
-    assert ", accepted: " in message
-    assert "\n" not in message

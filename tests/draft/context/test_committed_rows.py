@@ -1,12 +1,12 @@
-"""The writer's second form: fixed shapes, of which only the committed rows are written."""
+"""Writes in static shapes store only the committed rows."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from draft import ContextKVMode, ContextKVWriter
-from kv_pool import KVPool
-from tests.support.draft.tiny import new_pool, random_network, tiny_config
+from tests.support.draft.context_writes import filled_pool
+from tests.support.draft.tiny import random_network, tiny_config
 
 CONFIG = tiny_config()
 WIDTH = CONFIG.block_size + 1
@@ -20,13 +20,6 @@ def window(num_requests: int) -> tuple[Tensor, Tensor, Tensor]:
     return aux_hidden, positions, slots
 
 
-def filled_pool() -> KVPool:
-    pool = new_pool(CONFIG)
-    pool.draft_keys.fill_(7.0)
-    pool.draft_values.fill_(9.0)
-    return pool
-
-
 @pytest.mark.parametrize("mode", ["on", "off"])
 @pytest.mark.parametrize("commit_lens", [[1], [WIDTH], [3, 1, 5, 2], [0, 2], [2, 0], [0, 0, 1, 0]])
 def test_exactly_the_committed_rows_are_written(
@@ -34,26 +27,26 @@ def test_exactly_the_committed_rows_are_written(
 ) -> None:
     network = random_network(CONFIG)
     aux_hidden, positions, slots = window(len(commit_lens))
-    fixed, ragged = filled_pool(), filled_pool()
+    fixed, ragged = filled_pool(CONFIG), filled_pool(CONFIG)
     committed = torch.arange(WIDTH) < torch.tensor(commit_lens)[:, None]
     with torch.inference_mode():
         ContextKVWriter(network=network, pool=ragged, mode=mode).write_context_kv(
             aux_hidden[committed], positions[committed], slots[committed]
         )
-        ContextKVWriter(network=network, pool=fixed, mode=mode).write_committed(
+        ContextKVWriter(network=network, pool=fixed, mode=mode).write_committed_kv(
             aux_hidden, positions, slots, torch.tensor(commit_lens)
         )
     torch.testing.assert_close(fixed.draft_keys, ragged.draft_keys, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(fixed.draft_values, ragged.draft_values, rtol=1e-5, atol=1e-5)
 
 
-def test_the_slots_of_other_rows_are_never_looked_at() -> None:
+def test_the_slots_of_other_rows_are_not_read() -> None:
     network = random_network(CONFIG)
     aux_hidden, positions, slots = window(2)
     commit_lens = torch.tensor([2, 3])
-    clean, poisoned = filled_pool(), filled_pool()
+    clean, poisoned = filled_pool(CONFIG), filled_pool(CONFIG)
     for pool, other in ((clean, 0), (poisoned, 10**9)):
         rows = torch.arange(WIDTH) < commit_lens[:, None]
         writer = ContextKVWriter(network=network, pool=pool, mode="on")
-        writer.write_committed(aux_hidden, positions, slots.where(rows, other), commit_lens)
+        writer.write_committed_kv(aux_hidden, positions, slots.where(rows, other), commit_lens)
     assert torch.equal(clean.draft_keys, poisoned.draft_keys)

@@ -1,4 +1,4 @@
-"""Context keys and values: what is written, by which path, and why."""
+"""The context writer: its numbers, its path, and the reason for the path."""
 
 import logging
 from typing import Literal
@@ -10,37 +10,18 @@ from torch import Tensor, nn
 from draft import (
     ContextKVMode,
     ContextKVWriter,
-    DSparkConfig,
     DSparkNetwork,
-    LayerConfig,
 )
 from draft.network.rotary import RotaryTable
-from kv_pool import KVPool
+from tests.support.draft.context_writes import (
+    TOLERANCE,
+    UNWRITTEN_KEY,
+    random_tokens,
+    write_tokens,
+    written_kv,
+)
 from tests.support.draft.naive import naive_context
 from tests.support.draft.tiny import CPU, new_pool, random_network, tiny_config
-
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
-
-
-def written(
-    network: DSparkNetwork, mode: ContextKVMode, *, num_tokens: int, pool: KVPool | None = None
-) -> tuple[Tensor, Tensor]:
-    """Keys and values [L, N, H, D] that a writer puts in the pool for some tokens."""
-    pool = pool or new_pool(network.config, dtype=network.dtype)
-    writer = ContextKVWriter(network=network, pool=pool, mode=mode)
-    aux_hidden, positions, slots = tokens(network.config, num_tokens)
-    with torch.inference_mode():
-        writer.write_context_kv(aux_hidden.to(network.dtype), positions, slots)
-    return pool.draft_keys[:, slots], pool.draft_values[:, slots]
-
-
-def tokens(config: DSparkConfig, num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Taps, positions and slots, none of them in order."""
-    generator = torch.Generator().manual_seed(num_tokens)
-    aux_hidden = torch.randn(num_tokens, config.aux_size, generator=generator)
-    positions = torch.randint(64, (num_tokens,), generator=generator)
-    slots = torch.randperm(256, generator=generator)[:num_tokens]
-    return aux_hidden, positions, slots
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -50,8 +31,8 @@ def test_the_stacked_path_gives_the_numbers_of_the_per_layer_path(
     num_tokens: int, bias: bool, dtype: torch.dtype
 ) -> None:
     network = random_network(tiny_config(attention_bias=bias)).to(dtype)
-    stacked = written(network, "on", num_tokens=num_tokens)
-    per_layer = written(network, "off", num_tokens=num_tokens)
+    stacked = written_kv(network, "on", num_tokens=num_tokens)
+    per_layer = written_kv(network, "off", num_tokens=num_tokens)
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(stacked, per_layer, rtol=tolerance, atol=tolerance)
 
@@ -60,48 +41,20 @@ def test_the_stacked_path_gives_the_numbers_of_the_per_layer_path(
 @pytest.mark.parametrize("bias", [False, True])
 def test_both_paths_give_the_numbers_of_the_formula(bias: bool, mode: ContextKVMode) -> None:
     network = random_network(tiny_config(attention_bias=bias))
-    keys, values = written(network, mode, num_tokens=33)
-    aux_hidden, positions, _ = tokens(network.config, 33)
+    keys, values = written_kv(network, mode, num_tokens=33)
+    aux_hidden, positions, _ = random_tokens(network.config, 33)
     expected = naive_context(network, aux_hidden, positions)
     torch.testing.assert_close((keys.double(), values.double()), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["on", "off"])
 def test_no_tokens_write_nothing(mode: ContextKVMode) -> None:
-    pool = new_pool(tiny_config())
-    written(random_network(), mode, num_tokens=0, pool=pool)
-    assert not pool.draft_keys.any()
-
-
-class _CountingPool(KVPool):
-    """Counts the stores into it."""
-
-    stores: list[str]
-
-    def write_draft(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        self.stores.append("all layers")
-        super().write_draft(slots, keys, values)
-
-    def write_draft_layer(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        self.stores.append(f"layer {layer}")
-        super().write_draft_layer(layer, slots, keys, values)
-
-
-@pytest.mark.parametrize(
-    ("mode", "stores"), [("on", ["all layers"]), ("off", ["layer 0", "layer 1", "layer 2"])]
-)
-def test_the_stacked_path_needs_one_store_for_all_layers(
-    mode: ContextKVMode, stores: list[str]
-) -> None:
-    pool = new_pool(tiny_config(), kind=_CountingPool)
-    assert isinstance(pool, _CountingPool)
-    pool.stores = []
-    written(random_network(), mode, num_tokens=3, pool=pool)
-    assert pool.stores == stores
+    pool = write_tokens(random_network(), mode, num_tokens=0)
+    assert (pool.draft_keys == UNWRITTEN_KEY).all()
 
 
 class _ForeignTensor(nn.Parameter):
-    """Says that it is float32 and slices like it, as quantised tensors do."""
+    """Has the dtype and the slicing of float32, as quantised tensors do."""
 
 
 def quantised(network: DSparkNetwork) -> None:
@@ -159,7 +112,7 @@ OBSTACLES = {
     quantised: "layers.1.self_attn.v_proj has a quantised weight (_ForeignTensor)",
     integers: "layers.0.self_attn.k_proj has a quantised weight (torch.int8)",
     wrapped: "layers.2.self_attn.k_proj is a _Wrapped, not a plain linear layer",
-    hooked: "layers.0.self_attn.v_proj has hooks, which a stacked product would pass by",
+    hooked: "layers.0.self_attn.v_proj has hooks, which a stacked product would skip",
     another_norm: "layers.1.self_attn.k_norm is not a plain norm",
     another_epsilon: "the epsilon of k_norm differs between layers",
     bias_on_one_layer: "only some of the projections have a bias",
@@ -170,7 +123,7 @@ OBSTACLES = {
 
 @pytest.mark.parametrize("obstacle", OBSTACLES)
 @pytest.mark.parametrize("when", ["at start", "later"])
-def test_an_obstacle_falls_back_and_says_why(
+def test_an_obstacle_makes_writes_per_layer_and_is_reported(
     obstacle: object, when: Literal["at start", "later"]
 ) -> None:
     assert callable(obstacle)
@@ -182,8 +135,8 @@ def test_an_obstacle_falls_back_and_says_why(
     if when == "later":
         assert (writer.path, writer.reason) == ("stacked", None)
         obstacle(network)
-        if obstacle is not integers:  # which no product of floats takes: only the reason counts
-            writer.write_context_kv(*tokens(network.config, 2))
+        if obstacle is not integers:  # cannot be multiplied by floats
+            writer.write_context_kv(*random_tokens(network.config, 2))
         else:
             writer.set_mode("auto")
     assert (writer.path, writer.reason) == ("per_layer", OBSTACLES[obstacle])
@@ -198,32 +151,25 @@ def test_the_fallback_gives_the_numbers_of_the_formula(obstacle: object) -> None
     assert callable(obstacle)
     network = random_network()
     obstacle(network)
-    keys, values = written(network, "auto", num_tokens=9)
-    aux_hidden, positions, _ = tokens(network.config, 9)
+    keys, values = written_kv(network, "auto", num_tokens=9)
+    aux_hidden, positions, _ = random_tokens(network.config, 9)
     expected = naive_context(network, aux_hidden, positions)
     torch.testing.assert_close((keys.double(), values.double()), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_layers_of_two_ropes_in_the_checkpoint_fall_back() -> None:
-    layers = (LayerConfig(1e4), LayerConfig(1e6), LayerConfig(1e4))
-    network = random_network(tiny_config(layers=layers))
-    writer = ContextKVWriter(network=network, pool=new_pool(network.config), mode="auto")
-    assert writer.reason == "RoPE parameters differ between layers"
-
-
-def test_on_refuses_to_start_where_it_cannot_hold() -> None:
+def test_mode_on_refuses_to_start_if_layers_cannot_be_stacked() -> None:
     network = random_network()
     another_epsilon(network)
     with pytest.raises(ValueError, match="epsilon of k_norm"):
         ContextKVWriter(network=network, pool=new_pool(network.config), mode="on")
 
 
-def test_on_refuses_to_go_on_when_it_no_longer_holds() -> None:
+def test_mode_on_refuses_a_write_if_layers_can_no_longer_be_stacked() -> None:
     network = random_network()
     writer = ContextKVWriter(network=network, pool=new_pool(network.config), mode="on")
     another_epsilon(network)
     with pytest.raises(ValueError, match="epsilon of k_norm"):
-        writer.write_context_kv(*tokens(network.config, 2))
+        writer.write_context_kv(*random_tokens(network.config, 2))
 
 
 def test_the_mode_switches_between_writes() -> None:
@@ -237,14 +183,14 @@ def test_the_mode_switches_between_writes() -> None:
     assert seen == [off, stacked, stacked, off]
 
 
-def test_when_the_obstacle_is_gone_the_stacked_path_is_back() -> None:
+def test_writes_are_stacked_again_once_the_obstacle_is_removed() -> None:
     network = random_network()
     writer = ContextKVWriter(network=network, pool=new_pool(network.config), mode="auto")
     network.attentions[1].k_norm.eps = 1e-2
-    writer.write_context_kv(*tokens(network.config, 2))
+    writer.write_context_kv(*random_tokens(network.config, 2))
     assert writer.path == "per_layer"
     network.attentions[1].k_norm.eps = 1e-6
-    writer.write_context_kv(*tokens(network.config, 2))
+    writer.write_context_kv(*random_tokens(network.config, 2))
     assert (writer.path, writer.reason) == ("stacked", None)
 
 
@@ -254,7 +200,7 @@ def test_the_reason_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="draft.context.context_kv"):
         writer = ContextKVWriter(network=network, pool=new_pool(network.config), mode="auto")
         for _ in range(3):
-            writer.write_context_kv(*tokens(network.config, 2))
+            writer.write_context_kv(*random_tokens(network.config, 2))
     assert [record.getMessage() for record in caplog.records] == [
-        "context keys and values go layer by layer: the epsilon of k_norm differs between layers"
+        "context KV is written per layer: the epsilon of k_norm differs between layers"
     ]

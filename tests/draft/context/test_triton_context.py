@@ -1,4 +1,4 @@
-"""One kernel from the stacked product to the pool: the same numbers, and nothing else touched.
+"""The fused context kernel stores the stacked numbers and changes no other slot.
 
 Where there is no CUDA device, triton's interpreter runs the kernel.
 """
@@ -7,45 +7,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft import ContextKVMode, ContextKVWriter, DSparkConfig, DSparkNetwork
+from draft import ContextKVMode, DSparkNetwork
 from draft.context.triton_context import FusedContext, store_stacked
-from kv_pool import KVPool
-from tests.support.draft.tiny import new_pool, random_network, tiny_config
+from tests.support.draft.context_writes import (
+    TOLERANCE,
+    UNWRITTEN_KEY,
+    UNWRITTEN_VALUE,
+    filled_pool,
+    random_tokens,
+    write_tokens,
+)
+from tests.support.draft.tiny import random_network, tiny_config
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
-
-
-def tokens(config: DSparkConfig, num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Taps, positions and slots, none of them in order."""
-    generator = torch.Generator().manual_seed(num_tokens)
-    aux_hidden = torch.randn(num_tokens, config.aux_size, generator=generator)
-    positions = torch.randint(60, (num_tokens,), generator=generator)
-    slots = torch.randperm(256, generator=generator)[:num_tokens]
-    return aux_hidden.to(DEVICE), positions.to(DEVICE), slots.to(DEVICE)
-
-
-def filled_pool(network: DSparkNetwork) -> KVPool:
-    pool = new_pool(network.config, dtype=network.dtype, device=DEVICE)
-    pool.draft_keys.fill_(7.0)
-    pool.draft_values.fill_(9.0)
-    return pool
-
-
-def network_of(dtype: torch.dtype = torch.float32, **changes: object) -> DSparkNetwork:
-    return random_network(tiny_config(**changes)).to(dtype).to(DEVICE)
 
 
 def written(
     network: DSparkNetwork, mode: ContextKVMode, kernel: FusedContext | None, num_tokens: int
 ) -> tuple[Tensor, Tensor]:
-    """The whole pool after a write, untouched slots included."""
-    pool = filled_pool(network)
-    writer = ContextKVWriter(network=network, pool=pool, mode=mode, kernel=kernel)
-    aux_hidden, positions, slots = tokens(network.config, num_tokens)
-    with torch.inference_mode():
-        writer.write_context_kv(aux_hidden.to(network.dtype), positions, slots)
+    """Return keys and values of the whole pool after a write, unwritten slots included."""
+    pool = write_tokens(network, mode, num_tokens=num_tokens, kernel=kernel, device=DEVICE)
     return pool.draft_keys, pool.draft_values
+
+
+def network_of(dtype: torch.dtype = torch.float32, **changes: object) -> DSparkNetwork:
+    return random_network(tiny_config(**changes)).to(dtype).to(DEVICE)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -69,24 +55,24 @@ def test_heads_of_any_number_and_width(num_kv_heads: int, head_dim: int) -> None
     torch.testing.assert_close(fused, stacked, rtol=1e-5, atol=1e-5)
 
 
-def test_slots_that_nobody_names_keep_what_they_hold() -> None:
+def test_other_slots_do_not_change() -> None:
     network = network_of()
     keys, values = written(network, "on", FusedContext(), 9)
-    _, _, slots = tokens(network.config, 9)
+    _, _, slots = random_tokens(network.config, 9, device=DEVICE)
     others = torch.ones(256, dtype=torch.bool, device=DEVICE)
     others[slots] = False
-    assert bool((keys[:, others] == 7.0).all())
-    assert bool((values[:, others] == 9.0).all())
+    assert bool((keys[:, others] == UNWRITTEN_KEY).all())
+    assert bool((values[:, others] == UNWRITTEN_VALUE).all())
 
 
-def test_positions_that_nobody_stands_at_are_not_read() -> None:
+def test_factors_of_other_positions_are_not_read() -> None:
     network = network_of()
-    _, positions, slots = tokens(network.config, 6)
+    _, positions, slots = random_tokens(network.config, 6, device=DEVICE)
     factors = network.attentions[0].rotary.factors
     elsewhere = torch.ones(len(factors), dtype=torch.bool, device=DEVICE)
     elsewhere[positions] = False
     poisoned = factors.masked_fill(elsewhere[:, None, None], torch.nan)
-    pool = filled_pool(network)
+    pool = filled_pool(network.config, device=DEVICE)
     row = 2 * pool.draft_keys[:, 0].numel()
     store_stacked(
         torch.randn(6, row, generator=torch.Generator().manual_seed(0)).to(DEVICE),
@@ -102,7 +88,7 @@ def test_positions_that_nobody_stands_at_are_not_read() -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "off"])
-def test_without_the_stacked_form_the_kernel_is_passed_by(mode: ContextKVMode) -> None:
+def test_per_layer_writes_do_not_use_the_kernel(mode: ContextKVMode) -> None:
     network = network_of()
     if mode == "auto":
         network.attentions[1].k_norm.eps = 1e-2
@@ -112,9 +98,9 @@ def test_without_the_stacked_form_the_kernel_is_passed_by(mode: ContextKVMode) -
 
 
 def test_pools_of_more_than_two_billion_numbers_are_written_where_they_should_be() -> None:
-    """The last layer of such a pool; the rest is never touched, and costs nothing."""
+    """Only two layers are touched, so most of the memory is never allocated."""
     num_layers, num_heads, head_dim = 3, 2, 16
-    num_slots = (1 << 31) // (2 * num_heads * head_dim) + 8  # layer 2 begins behind that number
+    num_slots = (1 << 31) // (2 * num_heads * head_dim) + 8  # layer 2 starts after that number
     shape = (num_layers, num_slots, num_heads, head_dim)
     keys, values = (torch.empty(shape, dtype=torch.float16, device=DEVICE) for _ in range(2))
     product = torch.randn(2, 2 * num_layers * num_heads * head_dim, device=DEVICE).half()

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from draft import ContextKVWriter, DSparkConfig, DSparkNetwork, DSparkProposer, LayerConfig
-from draft.network.matrices import hold_matrices, loses_nothing, matrices, matrices_dtype
+from draft.network.matrices import cast_matrices, is_lossless, matrices, matrices_dtype
 from engine.build import Built
 from engine.cpu_kernels.draft_context import CpuContextWriter
 from engine.cpu_kernels.draft_round import CpuDraftRound
@@ -46,7 +46,7 @@ def _inference() -> Iterator[None]:
 def narrow_network(config: DSparkConfig, *, num_threads: int = 1) -> DSparkNetwork:
     with torch.inference_mode(False):
         network = random_network(config, max_positions=160)
-    hold_matrices(network, torch.bfloat16)
+    cast_matrices(network, torch.bfloat16)
     speed_up(network, cpu_linear(kernels_or_skip(), max_rows=64, num_threads=num_threads))
     return network
 
@@ -81,12 +81,12 @@ def test_a_native_pass_over_narrow_matrices_is_that_over_wide_ones(
         block_kernel=kernel,
     )
     request = served.request()
-    found, expected = kernel.run(request), served.proposer.run_block(request)
+    found, expected = kernel.run(request), served.proposer.run_torch_pass(request)
     assert found is not None
     # Rows that meet a matrix may be rounded to bfloat16 first: 8 bits, layer after layer.
     _assert_near(found.hidden, expected.hidden)
     _assert_near(found.base_logits, expected.base_logits)
-    expected_block, block = served.proposer.pick(request, found), native.propose(request)
+    expected_block, block = served.proposer.sample_tokens(request, found), native.propose(request)
     assert torch.equal(block.draft_ids, expected_block.draft_ids)
     assert block.confidence_logits is not None
     assert expected_block.confidence_logits is not None
@@ -184,15 +184,15 @@ def test_only_matrices_become_narrow() -> None:
 def test_a_matrix_loses_nothing_when_bfloat16_says_it_all_and_the_head_does_not_count() -> None:
     with torch.inference_mode(False):
         network = random_network(CONFIGS["plain"])
-        assert not loses_nothing(network, torch.bfloat16)
+        assert not is_lossless(network, torch.bfloat16)
         for layer in matrices(network).values():
             layer.weight.data = layer.weight.data.bfloat16().float()
-        assert loses_nothing(network, torch.bfloat16)
+        assert is_lossless(network, torch.bfloat16)
         assert isinstance(network.lm_head, nn.Linear)
         network.lm_head.weight.data += 1e-4
-        assert loses_nothing(network, torch.bfloat16)
+        assert is_lossless(network, torch.bfloat16)
         network.attentions[0].q_proj.weight.data += 1e-4
-        assert not loses_nothing(network, torch.bfloat16)
+        assert not is_lossless(network, torch.bfloat16)
 
 
 def _engine(folder: Path, *, stored: torch.dtype = torch.float32, **settings: object) -> Built:

@@ -93,7 +93,7 @@ def network_of(config: DSparkConfig) -> DSparkNetwork:
 def test_a_native_pass_is_pytorchs(name: str, num_threads: int) -> None:
     pair = Pair(network_of((CONFIGS | BY_TORCH)[name]), num_threads=num_threads)
     request = pair.served.request()
-    expected = pair.served.proposer.run_block(request)
+    expected = pair.served.proposer.run_torch_pass(request)
     found = pair.kernel.run(request)
     assert found is not None
     _assert_close(found.hidden, expected.hidden)

@@ -147,7 +147,7 @@ def test_masks_of_a_batch_are_asked_each_along_its_own_chain() -> None:
     assert found.rows.tolist() == [0, 2]
 
     def at(k: int, *previous_ids: int) -> list[list[int]]:
-        found.stand(k, torch.tensor(previous_ids))
+        found.advance(k, torch.tensor(previous_ids))
         return [row.nonzero()[:, 0].tolist() for row in found.allowed()]
 
     everything = list(range(10))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch import Tensor
 
-from draft.sampling import inverse_cdf
+from draft.proposer.inverse_cdf import inverse_cdf
 from engine.sampling.rejection import Verdict, most_likely, verify_greedy, verify_sampled
 
 Verify = Callable[..., Verdict]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kv_pool import AttentionBackend, ReferenceAttention
+from kv_pool import ReferenceAttention
 from tests.support.kv_pool.oracle import (
     Batch,
     Heads,
@@ -259,9 +259,3 @@ def test_a_layer_neither_waits_for_the_device_nor_sends_it_anything(options: Opt
     waits = {"_local_scalar_dense", "nonzero", "equal"}
     builds_a_mask = {"masked_fill_", "where", "zeros"}
     assert not (waits | builds_a_mask) & set(names)
-
-
-def test_the_reference_backend_keeps_the_contract() -> None:
-    backend = ReferenceAttention(page_size=4, device=torch.device("cpu"))
-    assert isinstance(backend, AttentionBackend)
-    assert backend.name == "reference"

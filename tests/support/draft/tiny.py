@@ -60,11 +60,10 @@ def new_pool(
     page_size: int = 4,
     num_slots: int = 256,
     dtype: torch.dtype = torch.float32,
-    kind: type[KVPool] = KVPool,
     device: torch.device = CPU,
 ) -> KVPool:
     layout = KVLayout(page_size=page_size, device=device, draft=config.kv_shapes(dtype))
-    return kind(layout, num_pages=-(-num_slots // page_size))
+    return KVPool(layout, num_pages=-(-num_slots // page_size))
 
 
 def reference_attention(pool: KVPool) -> ReferenceAttention:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from draft.vocabulary import UNSAYABLE
+from draft.network.draft_vocabulary import NO_DRAFT_ID
 from dspark.training.model.forward import BlockGuesses
 from dspark.training.model.loss import LossWeights, slot_losses, slot_weights
 from dspark.training.run.recipe import Recipe
@@ -29,7 +29,7 @@ def test_terms_are_those_of_the_paper() -> None:
 
 
 def test_what_a_draft_has_no_word_for_counts_as_distance_and_teaches_no_token() -> None:
-    words, p = torch.tensor([[UNSAYABLE, 0]]), P[..., :2]
+    words, p = torch.tensor([[NO_DRAFT_ID, 0]]), P[..., :2]
     q = torch.tensor([[[0.5, 0.5], [0.75, 0.25]]])
     losses = slot_losses(BlockGuesses(q.log(), None), words, p)
     torch.testing.assert_close(losses.cross_entropy, torch.tensor([[0.0, -math.log(0.75)]]))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from draft.vocabulary import UNSAYABLE
+from draft.network.draft_vocabulary import NO_DRAFT_ID
 from dspark.training.model import vocabulary_losses
 from dspark.training.model.vocabulary_losses import VocabularyLosses
 
@@ -14,7 +14,7 @@ WIDTH = 11
 
 def by_autograd(logits: Tensor, words: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     log_q = torch.log_softmax(logits.float(), dim=-1)
-    cross_entropy = F.nll_loss(log_q, words, reduction="none", ignore_index=UNSAYABLE)
+    cross_entropy = F.nll_loss(log_q, words, reduction="none", ignore_index=NO_DRAFT_ID)
     return cross_entropy, (log_q.exp() - p).abs().sum(dim=-1) + 1 - p.sum(dim=-1)
 
 
@@ -23,7 +23,7 @@ def rows(count: int) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     logits = 3 * torch.randn(count, WIDTH, generator=generator)
     words = torch.randint(WIDTH, (count,), generator=generator)
-    words[1] = UNSAYABLE
+    words[1] = NO_DRAFT_ID
     p = torch.softmax(2 * torch.randn(count, WIDTH + 4, generator=generator), dim=-1)
     return logits, words, p[:, :WIDTH].contiguous()
 

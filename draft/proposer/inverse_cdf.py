@@ -1,4 +1,4 @@
-"""Drawing a token from a distribution with a number that somebody else drew."""
+"""Samples tokens by inverse CDF from uniforms that the caller provides."""
 
 import torch
 from jaxtyping import Float, Int
@@ -6,11 +6,11 @@ from torch import Tensor
 
 
 def inverse_cdf(probs: Float[Tensor, "*B V"], uniforms: Float[Tensor, "*B"]) -> Int[Tensor, "*B"]:
-    """The first token whose cumulative probability exceeds the uniform in [0, 1).
+    """Return the first token whose cumulative probability exceeds the uniform in [0, 1).
 
-    The sum runs in float64, and its own total stands for 1. A token of probability 0 is never
-    drawn: should rounding lift the uniform to the total, the last token that added to it wins.
-    The id is always one of the vocabulary, even where the probabilities are NaN.
+    Sums in float64 and normalises by the total. Never returns a token of probability 0: if
+    rounding lifts the uniform to the total, the last token with a probability is returned.
+    The result is a valid token id even if the probabilities are NaN.
     """
     cumulative = probs.to(torch.float64).cumsum(dim=-1)
     total = cumulative[..., -1:].contiguous()

@@ -1,4 +1,4 @@
-"""The stacked weight is the layers' own storage: whatever happens to a layer, it is seen."""
+"""The stacked weight is the layers' storage: no change of a layer is missed."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from torch import nn
 from draft import ContextKVWriter, DSparkNetwork
 from draft.network.norm import RMSNorm
 from draft.network.rotary import RotaryTable
-from tests.draft.context.test_context_kv import tokens, written
+from tests.support.draft.context_writes import random_tokens, written_kv
 from tests.support.draft.tiny import CPU, new_pool, parameter_bytes, random_network, tiny_config
 
 CONFIG = tiny_config(attention_bias=True)
@@ -104,7 +104,7 @@ def test_nothing_goes_stale_when(change: Callable[[DSparkNetwork], None], infere
     network = random_network(CONFIG)
     pool = new_pool(CONFIG)
     writer = ContextKVWriter(network=network, pool=pool, mode="on")
-    aux_hidden, positions, slots = tokens(CONFIG, 7)
+    aux_hidden, positions, slots = random_tokens(CONFIG, 7)
     with torch.inference_mode(inference):
         writer.write_context_kv(aux_hidden, positions, slots)
         before = pool.draft_keys[:, slots], pool.draft_values[:, slots]
@@ -113,12 +113,12 @@ def test_nothing_goes_stale_when(change: Callable[[DSparkNetwork], None], infere
     keys, values = pool.draft_keys[:, slots], pool.draft_values[:, slots]
     assert writer.path == "stacked"
     changed = not torch.equal(before[0], keys) or not torch.equal(before[1], values)
-    assert changed, "the change changes nothing, and so would prove nothing"
-    expected = written(network, "off", num_tokens=7)
+    assert changed, "the change has no effect, so the test proves nothing"
+    expected = written_kv(network, "off", num_tokens=7)
     torch.testing.assert_close((keys, values), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_parameter_that_somebody_holds_stays_the_layers_parameter() -> None:
+def test_stacking_keeps_the_layers_parameter_objects() -> None:
     network = random_network(CONFIG)
     held = dict(network.named_parameters())
     ContextKVWriter(network=network, pool=new_pool(CONFIG), mode="on")
@@ -128,12 +128,12 @@ def test_a_parameter_that_somebody_holds_stays_the_layers_parameter() -> None:
 def test_a_network_made_in_inference_mode_is_stacked_too() -> None:
     with torch.inference_mode():
         network = random_network(CONFIG)
-        expected = written(network, "off", num_tokens=5)
-        found = written(network, "on", num_tokens=5)
+        expected = written_kv(network, "off", num_tokens=5)
+        found = written_kv(network, "on", num_tokens=5)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_layers_are_views_and_no_memory_is_doubled() -> None:
+def test_the_layers_are_views_and_take_no_extra_memory() -> None:
     network = random_network(CONFIG)
     before = parameter_bytes(network)
     ContextKVWriter(network=network, pool=new_pool(CONFIG), mode="on")
@@ -149,7 +149,7 @@ def test_a_write_with_unchanged_layers_moves_nothing() -> None:
     writer = ContextKVWriter(network=network, pool=new_pool(CONFIG), mode="on")
     addresses = [parameter.data_ptr() for parameter in network.parameters()]
     for _ in range(3):
-        writer.write_context_kv(*tokens(CONFIG, 2))
+        writer.write_context_kv(*random_tokens(CONFIG, 2))
     assert [parameter.data_ptr() for parameter in network.parameters()] == addresses
 
 

@@ -1,4 +1,4 @@
-"""A reduced draft vocabulary: the target's tokens that a draft can say at all."""
+"""Maps a reduced draft vocabulary to the target's vocabulary (d2t and t2d)."""
 
 import torch
 from jaxtyping import Float, Int
@@ -6,14 +6,14 @@ from torch import Tensor, nn
 
 from draft.errors import DraftLoadError
 
-UNSAYABLE = -1
+NO_DRAFT_ID = -1
 
 
 class DraftVocabulary(nn.Module):
-    """Draft ids and the target ids that they stand for.
+    """Converts between draft ids and target ids.
 
-    Head and W2 have a row for each draft id; embedding and W1 one for each target id. What
-    leaves the draft is in target ids.
+    lm_head and Markov W2 have one row per draft id; embedding and Markov W1 one per target id.
+    A DraftBlock contains target ids only.
     """
 
     target_ids: Int[Tensor, "Vd"]
@@ -26,13 +26,13 @@ class DraftVocabulary(nn.Module):
         return self.target_ids[draft_ids]
 
     def from_target(self, target_ids: Int[Tensor, "*B"], *, vocab_size: int) -> Int[Tensor, "*B"]:
-        """Draft ids of these tokens; UNSAYABLE for those that the draft has no word for."""
-        words = torch.full((vocab_size,), UNSAYABLE, device=self.target_ids.device)
-        words[self.target_ids] = torch.arange(len(self.target_ids), device=words.device)
-        return words[target_ids]
+        """Return the draft ids of these tokens; NO_DRAFT_ID outside the draft vocabulary."""
+        draft_ids = torch.full((vocab_size,), NO_DRAFT_ID, device=self.target_ids.device)
+        draft_ids[self.target_ids] = torch.arange(len(self.target_ids), device=draft_ids.device)
+        return draft_ids[target_ids]
 
-    def spread(self, probs: Float[Tensor, "*B Vd"], *, vocab_size: int) -> Float[Tensor, "*B V"]:
-        """The same distribution over the whole vocabulary: zero where the draft has no word."""
+    def scatter(self, probs: Float[Tensor, "*B Vd"], *, vocab_size: int) -> Float[Tensor, "*B V"]:
+        """Scatter a distribution to the target's vocabulary: 0 outside the draft vocabulary."""
         whole = probs.new_zeros((*probs.shape[:-1], vocab_size))
         return whole.index_copy_(-1, self.target_ids, probs)
 
@@ -40,12 +40,12 @@ class DraftVocabulary(nn.Module):
 def target_ids_of(
     d2t: Int[Tensor, "Vd"], t2d: Tensor | None, *, vocab_size: int
 ) -> Int[Tensor, "Vd"]:
-    """What the two maps of a checkpoint say, after checking that they say the same.
+    """Compute the target id of each draft id from a checkpoint's d2t and optional t2d.
 
-    d2t holds offsets (target id = draft id + d2t[draft id]); t2d, which may be left out, is a
-    mask of the target's vocabulary, whose set entries are the draft ids in ascending order.
+    d2t holds offsets: target id = draft id + d2t[draft id]. t2d is a mask over the target's
+    vocabulary, whose set entries are the draft vocabulary in ascending order.
 
-    Raises DraftLoadError.
+    Raises DraftLoadError if a map is out of range, repeats an id, or contradicts the other.
     """
     target_ids = torch.arange(len(d2t)) + d2t.long()
     outside = (target_ids < 0) | (target_ids >= vocab_size)

@@ -1,4 +1,4 @@
-"""Reading a draft's config.json, and every way to refuse it."""
+"""DeepSpec configs: reading them and refusing them."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 
 from draft import DraftLoadError, DSparkConfig, LayerConfig, TargetFacts, read_config
 from tests.support.draft.golden import FOLDERS, facts_of
+from tests.support.draft.refusals import assert_names
 from tests.support.paths import GOLDEN
 
 VANILLA: dict[str, Any] = json.loads((GOLDEN / "vanilla" / "config.json").read_text())
@@ -254,11 +255,6 @@ def test_a_gemma_draft_is_refused_by_name_and_with_the_reason(tmp_path: Path) ->
     assert "none of this is implemented" in str(refusal.value)
 
 
-def test_the_last_layer_is_refused_because_it_cannot_be_tapped(tmp_path: Path) -> None:
-    with pytest.raises(DraftLoadError, match="last layer, 5, cannot be tapped"):
-        read(tmp_path, changed(target_layer_ids=[0, 2, 5]))
-
-
 def test_an_empty_folder_has_no_config(tmp_path: Path) -> None:
     with pytest.raises(DraftLoadError) as refusal:
         read_config(tmp_path, target=FACTS)
@@ -271,10 +267,3 @@ def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path, text: str) -
     with pytest.raises(DraftLoadError) as refusal:
         read_config(tmp_path, target=FACTS)
     assert_names(refusal.value, "config.json")
-
-
-def assert_names(error: DraftLoadError, field: str) -> None:
-    message = str(error)
-    assert message.startswith(f"draft {field}: found ")
-    assert ", accepted: " in message
-    assert "\n" not in message

@@ -1,14 +1,14 @@
-"""From a block's base logits to its tokens, left to right."""
+"""Samples a block's tokens left to right from base logits plus the Markov head's bias."""
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from draft.block import BlockSampling
-from draft.masking import MaskedChain
+from draft.network.draft_vocabulary import DraftVocabulary
 from draft.network.heads import MarkovHead
-from draft.sampling import inverse_cdf
-from draft.vocabulary import DraftVocabulary
+from draft.proposer.block import BlockSampling
+from draft.proposer.inverse_cdf import inverse_cdf
+from draft.proposer.masking import MaskedChain
 
 
 def draft_chain(
@@ -22,14 +22,14 @@ def draft_chain(
     vocabulary: DraftVocabulary | None = None,
     mask: MaskedChain | None = None,
 ) -> tuple[Int[Tensor, "B K"], Float[Tensor, "R K Vd"] | None]:
-    """Each slot's token, given the one before it; and the distributions of the rows that draw.
+    """Sample draft ids [B, K] and return q [R, K, Vd] of the rows in `sampling`.
 
-    Tokens are the target's ids; logits and distributions are over draft ids, which are the same
-    where `vocabulary` is None. state is the Markov head's before the first slot. What `mask`
-    rules out has logit minus infinity, for those who take the argmax and those who draw.
+    Token ids are target ids; logits and q are over draft ids, which are the same if `vocabulary`
+    is None. Rows that are not in `sampling` take the argmax. Masked tokens have logit minus
+    infinity. `state` is the Markov head's state before the first slot.
 
-    The corrected logits live for one slot. Only rows that draw leave something of them behind:
-    softmax(logits / temperature) in float32, which is what the verifier must weigh them by.
+    q is softmax(logits / temperature) in float32: the tensor that the tokens were sampled from.
+    Only q outlives a slot; corrected logits of the whole block never exist at once.
     """
     if head is None and sampling is None and mask is None:
         return _target_ids(base_logits.argmax(dim=-1), vocabulary), None
@@ -39,23 +39,23 @@ def draft_chain(
     for k in range(base_logits.shape[1]):
         logits = base_logits[:, k]
         if mask is not None:
-            mask.stand(k, previous)
-            said = mask.of_few(logits, head, hidden[:, k], previous) if draw is None else None
-            if said is not None:
-                previous = said
-                chain.append(said)
+            mask.advance(k, previous)
+            best = mask.best_of_few(logits, head, hidden[:, k], previous) if draw is None else None
+            if best is not None:
+                previous = best
+                chain.append(best)
                 continue
         if head is not None:
             bias, state = head.bias(previous, hidden[:, k], state)
             logits = logits + bias
         if mask is not None:
-            logits = mask.rule(logits)
+            logits = mask.mask_logits(logits)
         chosen = logits.argmax(dim=-1)
         if draw is not None:
             chosen = draw.slot(k, logits, chosen)
         previous = _target_ids(chosen, vocabulary)
         if mask is not None:
-            previous = mask.said(previous)
+            previous = mask.force(previous)
         chain.append(previous)
     return torch.stack(chain, dim=1), None if draw is None else draw.probs
 
@@ -67,7 +67,7 @@ def _target_ids(
 
 
 class _Draw:
-    """The rows of a batch that draw, and what they drew from."""
+    """Draws tokens for the rows in `sampling` and keeps their distributions q."""
 
     def __init__(self, sampling: BlockSampling, base_logits: Float[Tensor, "B K Vd"]) -> None:
         self._rows = sampling.rows
@@ -85,7 +85,7 @@ class _Draw:
     def slot(
         self, k: int, logits: Float[Tensor, "B Vd"], greedy_ids: Int[Tensor, "B"]
     ) -> Int[Tensor, "B"]:
-        """greedy_ids, with the ids of the rows that draw put in their places."""
+        """Replace the drawing rows of greedy_ids by tokens drawn from slot k's logits."""
         scaled = logits.index_select(0, self._rows).float() / self._temperatures
         torch.softmax(scaled, dim=-1, out=self._probs[k])
         drawn = inverse_cdf(self._probs[k], self._uniforms[:, k])

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from draft import BlockSampling, DraftBlock, DSparkNetwork, LayerConfig, NoDraft, inverse_cdf
-from draft.network.attention import BlockAttend
 from tests.support.draft.naive import naive_hidden, naive_predictions
 from tests.support.draft.serving import Prompt, Served, prompts_of, sample_rows
 from tests.support.draft.tiny import block_request, random_network, slots_of, tiny_config
@@ -249,37 +248,3 @@ def test_without_a_draft_blocks_are_empty_and_context_is_dropped() -> None:
     proposer.set_context_kv("auto")
     with pytest.raises(ValueError, match="there is no draft"):
         proposer.set_context_kv("on")
-
-
-def test_the_face_of_a_proposer_tells_of_its_network() -> None:
-    network = random_network()
-    proposer = Served(network, prompts_of(network, [3])).proposer
-    assert (proposer.block_size, proposer.tap_layers) == (4, (0, 2))
-    assert (proposer.context_kv_path, proposer.context_kv_reason) == ("stacked", None)
-    proposer.set_context_kv("off")
-    assert (proposer.context_kv_path, proposer.context_kv_reason) == ("per_layer", "switched off")
-    assert proposer.stacked_bytes == 0
-
-
-def test_attention_of_a_block_is_anything_with_the_right_method() -> None:
-    """Which is how training will run the same network over dense keys."""
-
-    class Alone:
-        def attend(
-            self,
-            layer: int,
-            query: torch.Tensor,
-            keys: torch.Tensor,
-            values: torch.Tensor,
-            *,
-            scale: float,
-            window: int | None,
-        ) -> torch.Tensor:
-            repeated = values.repeat_interleave(query.shape[1] // values.shape[1], dim=1)
-            return torch.zeros_like(query) + repeated.mean(0)
-
-    network = random_network()
-    block: BlockAttend = Alone()
-    ids = network.block_ids(torch.tensor([1, 2]))
-    assert ids.tolist() == [[1, 60, 60, 60], [2, 60, 60, 60]]
-    assert network.hidden(ids, torch.arange(8).view(2, 4), block).shape == (2, 4, 32)

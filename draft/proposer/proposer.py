@@ -1,4 +1,4 @@
-"""Who guesses: the DSpark draft, or nobody."""
+"""Proposes draft tokens: DSparkProposer runs the draft network, NoDraft proposes nothing."""
 
 import copy
 from dataclasses import dataclass
@@ -9,36 +9,37 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from draft.block import BlockRequest, DraftBlock
-from draft.chain import draft_chain
+from draft.context.context_kernel import ContextKernel
 from draft.context.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
-from draft.kernels import BlockKernel, BlockPass, ContextKernel
-from draft.masking import MaskedChain, keeps_to
 from draft.network.linear import LinearFunction
 from draft.network.network import DSparkNetwork
+from draft.proposer.block import BlockRequest, DraftBlock
+from draft.proposer.block_kernel import BlockKernel, BlockPass
+from draft.proposer.markov_sampling import draft_chain
+from draft.proposer.masking import MaskedChain, satisfies_mask
 from kv_pool import AttentionBackend, AttentionPlan, KVPool
 
 
 class Proposer(Protocol):
-    """Guesses a block of tokens after each anchor.
+    """Proposes a block of tokens after each anchor.
 
-    It learns what became of a guess only through write_context: the committed tokens' hidden
-    states. Nothing here waits for the device, but for a mask, which is asked on the host.
+    Verification results reach it only as the hidden states of committed tokens, through
+    write_context. No method waits for the device, except for a mask, which runs on the host.
     """
 
     @property
     def block_size(self) -> int:
-        """Draft tokens in a block; 0 when there is no draft."""
+        """Count the draft tokens of a block; 0 without a draft."""
         ...
 
     @property
     def num_slots(self) -> int:
-        """Slots of scratch memory that a block takes, from its anchor on; 0 without a draft."""
+        """Count the scratch KV slots of a block, from its anchor on; 0 without a draft."""
         ...
 
     @property
     def tap_layers(self) -> tuple[int, ...]:
-        """Target layers whose outputs make up aux_hidden, in order; -1 is the embedding."""
+        """List the target layers whose outputs form aux_hidden, in order; -1: embedding."""
         ...
 
     def propose(self, request: BlockRequest) -> DraftBlock: ...
@@ -49,11 +50,11 @@ class Proposer(Protocol):
         positions: Int[Tensor, "N"],
         slots: Int[Tensor, "N"],
     ) -> None:
-        """Turn the taps of N committed tokens into context, in any order, each token once."""
+        """Write the context KV of N committed tokens, in any order, each token once."""
         ...
 
     def set_context_kv(self, mode: ContextKVMode) -> None:
-        """Switch the context writer. Raises ValueError with the reason when `on` cannot hold."""
+        """Set the context writer's mode. Raises ValueError if `on` is not possible."""
         ...
 
     @property
@@ -61,19 +62,19 @@ class Proposer(Protocol):
 
     @property
     def context_kv_reason(self) -> str | None:
-        """Why the path is per_layer; None otherwise."""
+        """Return why the path is per_layer; None otherwise."""
         ...
 
     @property
     def stacked_bytes(self) -> int:
-        """Memory that the stacked form takes beyond the layers' own parameters."""
+        """Count the bytes that stacking adds to the layers' parameters."""
         ...
 
 
 class DSparkProposer:
-    """A DSpark network over its keys and values in the pool."""
+    """Runs a DSpark network over its context KV in the pool."""
 
-    # The layers' parameters are views into the stacked tensors, which therefore cost nothing.
+    # The layers' parameters are views into the stacked tensors: nothing is stored twice.
     stacked_bytes = 0
 
     def __init__(
@@ -87,10 +88,12 @@ class DSparkProposer:
         block_kernel: BlockKernel | None = None,
         context_kernel: ContextKernel | None = None,
     ) -> None:
-        """`linear` computes the stacked context product; the network's layers have their own.
-        The kernels, the first made for this network and pool, do what they can of a round.
+        """linear: computes the stacked context product.
+        block_kernel, context_kernel: replace PyTorch unless they decline; block_kernel was built
+        for this network and pool.
 
-        Raises ValueError with the reason when context_kv is `on` and cannot hold."""
+        Raises ValueError with the reason if context_kv is `on` and the layers cannot be stacked.
+        """
         assert pool.num_draft_layers == network.config.num_layers, (
             f"a pool of {pool.num_draft_layers} draft layers for {network.config.num_layers}"
         )
@@ -118,28 +121,28 @@ class DSparkProposer:
     def tap_layers(self) -> tuple[int, ...]:
         return self._network.config.tap_layers
 
-    def over(self, attention: AttentionBackend) -> "DSparkProposer":
-        """The same network, pool and context writer, attending by other means."""
+    def with_attention(self, attention: AttentionBackend) -> "DSparkProposer":
+        """Return a proposer with the same network, pool and writer, but another backend."""
         twin = copy.copy(self)
         twin._attention = attention
         return twin
 
     def propose(self, request: BlockRequest) -> DraftBlock:
-        """Run every block at its full width, then pick its tokens left to right."""
-        done = self.pass_of(request)
+        """Run one draft pass over all blocks, then sample their tokens left to right."""
+        done = self.run_pass(request)
         if done.draft_ids is None:
-            return self.pick(request, done)
-        if request.mask is None or keeps_to(request.mask, done.draft_ids, request.anchor_ids):
+            return self.sample_tokens(request, done)
+        if request.mask is None or satisfies_mask(request.mask, done.draft_ids, request.anchor_ids):
             return DraftBlock(done.draft_ids, None, done.confidence_logits)
-        return self.pick(request, done)
+        return self.sample_tokens(request, done)
 
-    def pass_of(self, request: BlockRequest) -> BlockPass:
-        """As far as the kernel comes with it, or up to the chain by PyTorch."""
+    def run_pass(self, request: BlockRequest) -> BlockPass:
+        """Run the draft pass in the kernel, or in PyTorch if there is none or it declines."""
         done = self._kernel.run(request) if self._kernel is not None else None
-        return self.run_block(request) if done is None else done
+        return self.run_torch_pass(request) if done is None else done
 
-    def run_block(self, request: BlockRequest) -> BlockPass:
-        """The pass by PyTorch, up to the chain: what a kernel is held against."""
+    def run_torch_pass(self, request: BlockRequest) -> BlockPass:
+        """Run the draft pass in PyTorch, without sampling. Kernels are checked against it."""
         network, anchor_ids = self._network, request.anchor_ids
         hidden = network.hidden(
             network.block_ids(anchor_ids),
@@ -149,8 +152,8 @@ class DSparkProposer:
         logits = network.base_logits(network.predicting_slots(hidden))
         return BlockPass(hidden, logits, draft_ids=None, confidence_logits=None)
 
-    def pick(self, request: BlockRequest, done: BlockPass) -> DraftBlock:
-        """The tokens of a pass by PyTorch, left to right, whatever the pass has picked."""
+    def sample_tokens(self, request: BlockRequest, done: BlockPass) -> DraftBlock:
+        """Sample the tokens of a pass in PyTorch, ignoring draft_ids of the pass."""
         network, anchor_ids = self._network, request.anchor_ids
         hidden, state = network.predicting(done.hidden, anchor_ids)
         masked = None if request.mask is None else MaskedChain(request.mask, network.vocabulary)
@@ -165,11 +168,11 @@ class DSparkProposer:
             mask=masked,
         )
         if draft_probs is not None and network.vocabulary is not None:
-            draft_probs = network.vocabulary.spread(
+            draft_probs = network.vocabulary.scatter(
                 draft_probs, vocab_size=network.config.vocab_size
             )
         if draft_probs is not None and masked is not None and request.sampling is not None:
-            draft_probs = masked.with_forced(draft_probs, request.sampling.rows)
+            draft_probs = masked.force_probs(draft_probs, request.sampling.rows)
         confidence = network.confidence_logits(hidden, anchor_ids, draft_ids)
         return DraftBlock(draft_ids, draft_probs, confidence)
 
@@ -188,11 +191,8 @@ class DSparkProposer:
         slots: Int[Tensor, "B W"],
         commit_lens: Int[Tensor, "B"],
     ) -> None:
-        """write_context in fixed shapes: the first commit_lens[b] rows of each request.
-
-        At least one of commit_lens is not 0.
-        """
-        self._writer.write_committed(aux_hidden, positions, slots, commit_lens)
+        """Write context in static shapes; see ContextKVWriter.write_committed_kv."""
+        self._writer.write_committed_kv(aux_hidden, positions, slots, commit_lens)
 
     def set_context_kv(self, mode: ContextKVMode) -> None:
         self._writer.set_mode(mode)
@@ -228,7 +228,7 @@ class DSparkProposer:
 
 @dataclass(frozen=True, slots=True)
 class _PagedBlock:
-    """Attention of one draft pass: the block's keys and values go to its scratch slots first."""
+    """Implements BlockAttend: writes the block's KV to its scratch slots, then attends."""
 
     pool: KVPool
     plans: tuple[AttentionPlan, ...]  # by layer
@@ -255,7 +255,7 @@ class _PagedBlock:
 
 
 class NoDraft:
-    """Plain decoding: blocks of nothing."""
+    """Proposes empty blocks: decoding without speculation."""
 
     block_size = 0
     num_slots = 0
@@ -274,7 +274,7 @@ class NoDraft:
         positions: Int[Tensor, "N"],
         slots: Int[Tensor, "N"],
     ) -> None:
-        """There is nothing to write."""
+        """Do nothing."""
 
     def set_context_kv(self, mode: ContextKVMode) -> None:
         if mode == "on":

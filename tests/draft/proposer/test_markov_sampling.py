@@ -1,4 +1,4 @@
-"""The walk along a block: argmax or draw, each slot given the token before it."""
+"""Markov sampling: argmax or draw, each slot given the token before it."""
 
 from typing import Any
 
@@ -8,54 +8,24 @@ from scipy import stats
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from draft import BlockSampling
-from draft.chain import draft_chain
-from draft.network.heads import MarkovHead, build_markov_head
-
-KINDS = ("vanilla", "gated", "rnn")
-VOCAB, WIDTH, HIDDEN = 5, 3, 6
-
-
-def head_of(kind: str | None, vocab_size: int = VOCAB) -> MarkovHead | None:
-    if kind is None:
-        return None
-    head = build_markov_head(kind, vocab_size=vocab_size, rank=4, hidden_size=HIDDEN)  # type: ignore[arg-type]
-    return head.requires_grad_(False)
-
-
-def block(rows: int, vocab_size: int = VOCAB) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states, base logits and anchors."""
-    hidden, logits = torch.randn(rows, WIDTH, HIDDEN), torch.randn(rows, WIDTH, vocab_size)
-    return hidden, logits, torch.randint(vocab_size, (rows,))
-
-
-def sampling_of(rows: list[int], temperatures: list[float], seed: int = 0) -> BlockSampling:
-    generator = torch.Generator().manual_seed(seed)
-    uniforms = torch.rand(len(rows), WIDTH, dtype=torch.float64, generator=generator)
-    return BlockSampling(torch.tensor(rows), torch.tensor(temperatures), uniforms)
-
-
-def corrected(
-    head: MarkovHead | None, hidden: Tensor, logits: Tensor, anchor: Tensor, chain: Tensor
-) -> Tensor:
-    """Logits [K, V] of one row, given the tokens that it took."""
-    if head is None:
-        return logits
-    previous, state, rows = anchor, None, []
-    for k in range(WIDTH):
-        bias, state = head.bias(previous[None], hidden[None, k], state)
-        rows.append(logits[k] + bias[0])
-        previous = chain[k]
-    return torch.stack(rows)
+from draft.proposer.markov_sampling import draft_chain
+from tests.support.draft.chains import (
+    KINDS,
+    VOCAB,
+    corrected_logits,
+    head_of,
+    random_block,
+    sampling_of,
+)
 
 
 @pytest.mark.parametrize("kind", [None, *KINDS])
-def test_a_greedy_chain_takes_the_argmax_of_the_corrected_logits(kind: str | None) -> None:
-    head, (hidden, logits, anchors) = head_of(kind), block(4)
+def test_greedy_tokens_are_the_argmax_of_the_corrected_logits(kind: str | None) -> None:
+    head, (hidden, logits, anchors) = head_of(kind), random_block(4)
     ids, probs = draft_chain(head, hidden, logits, anchors, None)
     assert probs is None
     for row in range(4):
-        expected = corrected(head, hidden[row], logits[row], anchors[row], ids[row])
+        expected = corrected_logits(head, hidden[row], logits[row], anchors[row], ids[row])
         assert torch.equal(ids[row], expected.argmax(-1))
 
 
@@ -63,20 +33,20 @@ def test_a_greedy_chain_takes_the_argmax_of_the_corrected_logits(kind: str | Non
 def test_the_probs_are_those_of_the_corrected_logits_at_the_rows_temperature(
     kind: str | None,
 ) -> None:
-    head, (hidden, logits, anchors) = head_of(kind), block(4)
+    head, (hidden, logits, anchors) = head_of(kind), random_block(4)
     rows, temperatures = [3, 1], [0.5, 2.0]
     ids, probs = draft_chain(head, hidden, logits, anchors, sampling_of(rows, temperatures))
     assert probs is not None
     assert probs.dtype == torch.float32
     for index, (row, temperature) in enumerate(zip(rows, temperatures, strict=True)):
-        logits_row = corrected(head, hidden[row], logits[row], anchors[row], ids[row])
+        logits_row = corrected_logits(head, hidden[row], logits[row], anchors[row], ids[row])
         expected = torch.softmax(logits_row / temperature, -1)
         torch.testing.assert_close(probs[index], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [None, *KINDS])
-def test_greedy_rows_beside_rows_that_draw_are_those_of_a_greedy_batch(kind: str | None) -> None:
-    head, (hidden, logits, anchors) = head_of(kind), block(6)
+def test_greedy_rows_of_a_mixed_batch_are_those_of_a_greedy_batch(kind: str | None) -> None:
+    head, (hidden, logits, anchors) = head_of(kind), random_block(6)
     greedy, _ = draft_chain(head, hidden, logits, anchors, None)
     mixed, _ = draft_chain(head, hidden, logits, anchors, sampling_of([4, 0, 2], [9.0] * 3))
     others = [1, 3, 5]
@@ -90,7 +60,7 @@ def test_pairs_of_drawn_tokens_follow_the_distributions_that_came_with_them(
     kind: str | None, temperature: float
 ) -> None:
     num = 40_000
-    head, (hidden, logits, anchors) = head_of(kind), block(1)
+    head, (hidden, logits, anchors) = head_of(kind), random_block(1)
     sampling = sampling_of(list(range(num)), [temperature] * num)
     ids, probs = draft_chain(
         head,
@@ -116,7 +86,7 @@ def test_pairs_of_drawn_tokens_follow_the_distributions_that_came_with_them(
 
 
 class _LargestTensor(TorchDispatchMode):
-    """Elements of the largest tensor that is made anew."""
+    """Counts the elements of the largest tensor that is created."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,8 +101,8 @@ class _LargestTensor(TorchDispatchMode):
         return out
 
 
-def test_a_greedy_block_keeps_no_corrected_logits() -> None:
-    head, (hidden, logits, anchors) = head_of("vanilla", 64), block(4, 64)
+def test_a_greedy_block_never_stores_all_corrected_logits() -> None:
+    head, (hidden, logits, anchors) = head_of("vanilla", 64), random_block(4, 64)
     with _LargestTensor() as largest:
         draft_chain(head, hidden, logits, anchors, None)
     assert largest.numel == 4 * 64
