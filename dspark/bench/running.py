@@ -3,11 +3,10 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
-from dspark.bench.compare.arms import Report, num_reports
 from dspark.bench.compare.grammar import NUM_ARMS, MasksFor, compare_grammars
 from dspark.bench.compare.greedy_identity import verify_greedy_identity
 from dspark.bench.compare.speculation import compare_speculation
@@ -24,6 +23,8 @@ from dspark.bench.draft_quality.confidence_rounds import ConfidenceRecorder
 from dspark.bench.draft_quality.reliability import PLOT_NAME, draw_reliability
 from dspark.bench.profile.profiling import measure_profile
 from dspark.bench.report.environment import Start, circumstances
+from dspark.bench.report.outcome import Outcome
+from dspark.bench.workloads.interleaving import Report, num_reports
 from dspark.bench.workloads.trial import Workload
 from engine.build import Built, load_engine, wire_engine
 from engine.config import EngineConfig
@@ -37,23 +38,6 @@ Compare = Literal["speculation", "stacked", "transformers", "grammar"]
 
 _REPETITIONS = 100  # of each context write
 _BLOCK_ROOM = 64  # tokens; more than any draft's block takes behind a sequence
-
-
-class Outcome(Protocol):
-    """What was measured or proven."""
-
-    @property
-    def holds(self) -> bool:
-        """False when something that was promised is not so."""
-        ...
-
-    def lines(self) -> list[str]:
-        """The table for people."""
-        ...
-
-    def values(self) -> Mapping[str, object]:
-        """Every number, JSON-ready."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from dspark.bench.report.outcome import Outcome
 from dspark.bench.workloads.prompts import (
     EncodedPrompt,
     Prompt,
@@ -46,23 +47,6 @@ _ARGUMENTS = (
     "temperatures",
     "seed",
 )
-
-
-class Outcome(Protocol):
-    """What a measurement came to."""
-
-    @property
-    def holds(self) -> bool:
-        """False when something that was promised is not so."""
-        ...
-
-    def lines(self) -> list[str]:
-        """The table for people."""
-        ...
-
-    def values(self) -> Mapping[str, object]:
-        """Every number, JSON-ready."""
-        ...
 
 
 def add_prompt_flags(

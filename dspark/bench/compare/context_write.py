@@ -1,4 +1,4 @@
-"""What writing the draft's context costs: all layers at once against one layer after another."""
+"""Measures the context write: stacked against per layer."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +17,7 @@ from draft import (
     LinearFunction,
 )
 from dspark.bench.report.statistics import Spread
+from dspark.bench.workloads.interleaving import alternated
 from engine.cpu_kernels.large_pages import CACHE_LINE, is_settled
 from engine.platform.device_timer import seconds_of
 from kv_pool import KVLayout, KVPool, ReferenceAttention
@@ -29,7 +30,7 @@ _WARM_UP = 5
 
 @dataclass(frozen=True, slots=True)
 class WriteTime:
-    """Microseconds of one context write, projection of the taps and store included."""
+    """Microseconds of one context write, including the projection of the taps and the store."""
 
     num_tokens: int
     stacked_us: Spread
@@ -38,14 +39,14 @@ class WriteTime:
 
 @dataclass(frozen=True, slots=True)
 class ContextWrites:
-    """Both paths on the same network, into the same slots.
+    """Times and differences of both paths, on the same network and slots.
 
-    path is what mode `auto` came to; where it is per_layer, `reason` says why, and both columns
-    are that path. extra_bytes is measured: storage of the draft beyond its own parameters.
+    path is the path of mode `auto`; if it is per_layer, `reason` explains why and both columns
+    are that path. extra_bytes is the measured storage of the draft beyond its parameters.
     """
 
     times: tuple[WriteTime, ...]
-    key_difference: float  # largest absolute one, in any layer
+    key_difference: float  # largest absolute difference in any layer
     value_difference: float
     path: ContextKVPath
     reason: str | None
@@ -81,11 +82,10 @@ def measure_context_writes(
     token_counts: Sequence[int] = TOKEN_COUNTS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ContextWrites:
-    """Time both paths in turns, and compare what they write.
+    """Time both paths in interleaved turns and compare what they write.
 
-    The pool is like the engine's, but holds the draft's half only and is nobody else's: whatever
-    an engine has in its own stays true. num_pages of page_size tokens hold max(token_counts).
-    `linear` and `kernel` are the engine's own for the stacked form.
+    Uses a separate pool with the draft's storage only, so the engine's stays valid. num_pages
+    of page_size tokens hold max(token_counts). `linear` and `kernel` are those of the engine.
     """
     bench = _Bench(network, max_positions, page_size, num_pages, device, linear, kernel)
     with torch.inference_mode():
@@ -104,10 +104,10 @@ def measure_context_writes(
 
 
 def bytes_beyond_parameters(network: torch.nn.Module) -> int:
-    """Storage behind a module's parameters that is not theirs; 0 when nothing is kept twice.
+    """Return the bytes of a module's storages that no parameter covers; 0 without copies.
 
-    Large pages may hold other modules' parameters too, and padding up to the next cache line: there
-    only what lies between this module's own counts.
+    Large pages may also hold other modules' parameters and padding to a cache line; in these only
+    gaps between this module's parameters count.
     """
     storages: dict[int, tuple[torch.UntypedStorage, set[tuple[int, int]]]] = {}
     for tensor in (*network.parameters(), *network.buffers()):
@@ -119,7 +119,7 @@ def bytes_beyond_parameters(network: torch.nn.Module) -> int:
 
 
 def _uncovered(storage: torch.UntypedStorage, extents: Sequence[tuple[int, int]]) -> int:
-    """Bytes of a storage that no extent [start, end) covers."""
+    """Return the bytes of a storage that no extent [start, end) covers."""
     is_shared = is_settled(storage)
     found, at = 0, extents[0][0] if is_shared else 0
     for start, end in extents:
@@ -130,7 +130,7 @@ def _uncovered(storage: torch.UntypedStorage, extents: Sequence[tuple[int, int]]
 
 
 class _Bench:
-    """A draft over a pool of its own, and something to write."""
+    """A draft over a separate pool, and rows to write."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class _Bench:
         self.proposer.set_context_kv(mode)
 
     def rows(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Taps, positions and distinct slots, far apart, of `count` tokens."""
+        """Return taps, positions and scattered, distinct slots of `count` tokens."""
         generator = torch.Generator().manual_seed(count)
         assert count <= self.pool.num_slots, f"{count} tokens for {self.pool.num_slots} slots"
         aux_hidden = torch.randn(count, self._aux_size, generator=generator)
@@ -184,7 +184,7 @@ def _time_both(
     rows = bench.rows(count)
     micros: dict[ContextKVMode, list[float]] = {mode: [] for mode in _MODES}
     for repetition in range(_WARM_UP + repetitions):
-        for mode in _MODES if repetition % 2 == 0 else reversed(_MODES):
+        for mode in alternated(_MODES, repetition):
             bench.use(mode)
             micros[mode].append(1e6 * bench.seconds_to_write(rows, clock))
     spreads = {mode: Spread.of(values[_WARM_UP:]) for mode, values in micros.items()}
@@ -192,17 +192,19 @@ def _time_both(
 
 
 def _differences(bench: _Bench, count: int) -> tuple[float, float]:
-    """Largest |ΔK| and |ΔV| between the paths over `count` tokens and all layers."""
+    """Return the largest |ΔK| and |ΔV| between the paths over `count` tokens and all layers."""
     rows = bench.rows(count)
     slots = rows[2]
     written: list[tuple[Tensor, Tensor]] = []
     for mode in _MODES:
         bench.use(mode)
-        bench.pool.draft_keys[:, slots] = torch.nan  # so that a slot left out is seen
+        bench.pool.draft_keys[:, slots] = torch.nan  # shows a slot that is not written
         bench.pool.draft_values[:, slots] = torch.nan
         bench.proposer.write_context(*rows)
         keys, values = bench.pool.draft_keys[:, slots], bench.pool.draft_values[:, slots]
-        assert bool(keys.isfinite().all() and values.isfinite().all()), f"{mode} left slots out"
+        assert bool(keys.isfinite().all() and values.isfinite().all()), (
+            f"{mode} did not write every slot"
+        )
         written.append((keys.float(), values.float()))
     (keys_a, values_a), (keys_b, values_b) = written
     return float((keys_a - keys_b).abs().max()), float((values_a - values_b).abs().max())

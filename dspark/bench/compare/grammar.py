@@ -1,20 +1,17 @@
-"""What it costs to keep to a grammar: the same engine with and without row masks."""
+"""Measures the cost of grammar-constrained decoding on one engine."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
-import torch
-
-from dspark.bench.compare.agreement import Agreement, compare_texts
-from dspark.bench.compare.arms import Report, run_in_turns
-from dspark.bench.compare.identity import top2_gap
+from dspark.bench.compare.agreement import Agreement, agreement_of
+from dspark.bench.compare.arms import run_interleaved
 from dspark.bench.compare.throughput import headline
 from dspark.bench.report.columns import Row, columns, number
 from dspark.bench.report.statistics import Spread, ratio, values_of
+from dspark.bench.workloads.interleaving import Report
 from dspark.bench.workloads.summary import ArmSummary, sum_up
-from dspark.bench.workloads.table import arm_table, stage_table
+from dspark.bench.workloads.table import arm_tables
 from dspark.bench.workloads.trial import Trial, Workload, run_trial
 from engine.api import EngineInfo, TokenMask
 from engine.build import Built
@@ -29,18 +26,18 @@ NUM_ARMS = 3
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Makes a mask for each request."""
+    """Factories of one mask per request."""
 
-    any_text: MakeMask  # rules nothing out: what following costs by itself
+    any_text: MakeMask  # allows every token: the cost of masking alone
     grammar: MakeMask
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarComparison:
-    """Three arms: free text, the same text under a mask that allows all of it, and a grammar's.
+    """Free text, the same text under a mask that allows everything, and text under a grammar.
 
-    The second says what the first says, and costs the work alone. The third says something
-    else, with an accept length of its own.
+    The second arm generates the first's text and adds only the cost of masking. The third
+    generates other text with another accept length.
     """
 
     free: ArmSummary
@@ -53,7 +50,7 @@ class GrammarComparison:
         return self.agreement.holds
 
     def ratio_of(self, arm: ArmSummary) -> Spread | None:
-        """Its decode-only speed / free text's; 1 costs nothing."""
+        """Return the decode-only speed relative to free text."""
         figure = "decode_tokens_per_s"
         return ratio(arm.by_trial[figure], self.free.by_trial[figure])
 
@@ -61,15 +58,7 @@ class GrammarComparison:
         arms = [self.free, self.any_text, self.grammar]
         rows: list[Row] = [("arm", "speed / free, decode only")]
         rows += [(arm.name, number(self.ratio_of(arm))) for arm in arms[1:]]
-        return [
-            *arm_table(arms),
-            "",
-            *stage_table(arms),
-            "",
-            *columns(rows),
-            "",
-            *self.agreement.lines(),
-        ]
+        return [*arm_tables(arms), *columns(rows), "", *self.agreement.lines()]
 
     def values(self) -> Mapping[str, object]:
         return {
@@ -84,7 +73,7 @@ class GrammarComparison:
 
 @dataclass(frozen=True, slots=True)
 class _MaskedArm:
-    """A TrialRunner; make is None for free text."""
+    """An arm; make is None for free text."""
 
     name: str
     engine: EngineCore
@@ -98,18 +87,14 @@ class _MaskedArm:
 def compare_grammars(
     built: Built, workload: Workload, masks: Masks, *, trials: int, report: Report
 ) -> GrammarComparison:
-    """Run all three in turns, greedily. Raises RequestRejected when a request cannot be served."""
-    assert workload.params.temperature == 0, "only greedy arms can be held against each other"
+    """Run all three arms. Raises RequestRejected for a request that cannot be served."""
+    assert workload.params.temperature == 0, "only greedy arms can be compared"
     makers = {FREE: None, ANY_TEXT: masks.any_text, GRAMMAR: masks.grammar}
     arms = [_MaskedArm(name, built.engine, make) for name, make in makers.items()]
-    done = run_in_turns(arms, workload, trials=trials, report=report)
+    done = run_interleaved(arms, workload, trials=trials, report=report)
     return GrammarComparison(
         free=sum_up(FREE, done[FREE]),
         any_text=sum_up(ANY_TEXT, done[ANY_TEXT]),
         grammar=sum_up(GRAMMAR, done[GRAMMAR]),
-        agreement=compare_texts(
-            {name: done[name] for name in (FREE, ANY_TEXT)},
-            gap=partial(top2_gap, built.target),
-            is_promised=built.target.dtype == torch.float32,
-        ),
+        agreement=agreement_of({name: done[name] for name in (FREE, ANY_TEXT)}, built.target),
     )

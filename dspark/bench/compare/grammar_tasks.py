@@ -1,4 +1,4 @@
-"""The grammars that `dspark bench --compare grammar` follows."""
+"""Defines the grammars of `dspark bench --compare grammar`."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ SCHEMA = {
 
 
 def masks_for(text: TextCodec, info: EngineInfo, *, timeout_s: float) -> Masks:
-    """Compiled for the engine's vocabulary."""
+    """Compile the grammars for the engine's vocabulary."""
     compiler = GrammarCompiler(
         text=text, vocab_size=info.vocab_size, eos_ids=info.eos_token_ids, timeout_s=timeout_s
     )
@@ -35,6 +35,6 @@ def masks_for(text: TextCodec, info: EngineInfo, *, timeout_s: float) -> Masks:
     return Masks(any_text=_maker(compiler, any_text), grammar=_maker(compiler, grammar))
 
 
-def _maker(compiler: GrammarCompiler, asked: GrammarSpec) -> Callable[[], TokenMask]:
-    compiled = asyncio.run(compiler.compile(OutputGrammar(asked)))
+def _maker(compiler: GrammarCompiler, spec: GrammarSpec) -> Callable[[], TokenMask]:
+    compiled = asyncio.run(compiler.compile(OutputGrammar(spec)))
     return lambda: compiled.mask(ignore_eos=False)

@@ -1,4 +1,4 @@
-"""Greedy text of an engine against transformers' own generate, prompt by prompt."""
+"""Verifies the greedy text of an engine with transformers' generate, prompt by prompt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from dspark.bench.compare.arms import Report
 from dspark.bench.compare.identity import Comparison, compare_greedy, generate_reference
 from dspark.bench.report.columns import columns
+from dspark.bench.workloads.interleaving import Report
 from dspark.bench.workloads.prompts import EncodedPrompt
 from engine.build import Built
 from engine.errors import LoadError
 
-# What generate(do_sample=False) does beside taking the best token, and its value for "nothing".
+# Settings that change generate(do_sample=False), and their neutral values.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "num_beams": (None, 1),
     "min_length": (None, 0),
@@ -40,13 +40,13 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Every prompt's outcome, in order."""
+    """The outcome of every prompt, in order."""
 
     categories: tuple[str, ...]
     comparisons: tuple[Comparison, ...]
     num_rounds: int
     num_accepted: int
-    is_promised: bool  # float32
+    is_guaranteed: bool  # float32
 
     @property
     def holds(self) -> bool:
@@ -54,23 +54,22 @@ class Verification:
 
     @property
     def accept_length(self) -> float:
-        """Mean over all rounds, bonus included; 1 without a draft."""
+        """Mean over all rounds, including the bonus; 1 without a draft."""
         return 1 + self.num_accepted / self.num_rounds if self.num_rounds else 1.0
 
     def count(self, outcome: str) -> int:
         return sum(outcome_of(comparison) == outcome for comparison in self.comparisons)
 
     def lines(self) -> list[str]:
-        """A line per prompt, then the totals."""
+        """Return a line per prompt, then the totals."""
         rows = [("prompt", "category", "outcome", "tokens", "accept length", "at")]
         for i, (category, comparison) in enumerate(
             zip(self.categories, self.comparisons, strict=True)
         ):
             length = f"{comparison.accept_length:.2f}" if comparison.accept_length else "-"
             tokens = str(len(comparison.found_ids))
-            rows.append(
-                (str(i), category, outcome_of(comparison), tokens, length, _where(comparison))
-            )
+            where = "" if comparison.difference is None else comparison.difference.describe()
+            rows.append((str(i), category, outcome_of(comparison), tokens, length, where))
         return [*columns(rows), "", *self._totals()]
 
     def values(self) -> Mapping[str, object]:
@@ -92,10 +91,10 @@ class Verification:
             f"{len(self.comparisons)} prompts: {self.count('ok')} ok, {self.count('tie')} ties, "
             f"{self.count('DIFFERENT')} different; mean accept length {self.accept_length:.2f}"
         ]
-        if not self.is_promised:
+        if not self.is_guaranteed:
             lines.append(
-                "identity is promised in float32 only: in lower precision the number of rows in a "
-                "step moves the logits"
+                "identity is guaranteed in float32 only: in lower precision the number of rows in "
+                "a step changes the logits"
             )
         return lines
 
@@ -108,10 +107,10 @@ def verify_greedy_identity(
     concurrency: int,
     report: Report,
 ) -> Verification:
-    """Ask transformers, then the engine, and compare.
+    """Run transformers, then the engine, and compare.
 
-    Raises LoadError when the target's generation config makes generate something else than plain
-    greedy decoding, and RequestRejected when a prompt cannot be served.
+    Raises LoadError if the target's generation config changes greedy decoding, and
+    RequestRejected for a prompt that cannot be served.
     """
     refuse_other_decoding(getattr(built.target.model, "generation_config", None))
     references = []
@@ -136,40 +135,26 @@ def verify_greedy_identity(
         comparisons=tuple(comparisons),
         num_rounds=after.num_rounds - before.num_rounds,
         num_accepted=after.num_accepted_tokens - before.num_accepted_tokens,
-        is_promised=built.target.dtype == torch.float32,
+        is_guaranteed=built.target.dtype == torch.float32,
     )
 
 
 def refuse_other_decoding(generation: Any) -> None:
-    """Raise LoadError when generate(do_sample=False) would not just take the best token.
+    """Raise LoadError if generate(do_sample=False) would not always take the best token.
 
-    A repetition penalty is no obstacle: the reference is asked for without one.
+    A repetition penalty is accepted: the reference is generated without it.
     """
     for name, neutral in _NEUTRAL.items():
         found = getattr(generation, name, None)
         if found not in neutral:
             raise LoadError(
-                f"generation_config.json: {name} is {found!r}, with which generate is not plain "
-                f"greedy decoding and proves nothing; accepted: {neutral[-1]!r}, or none of it"
+                f"generation_config.json: {name}: found {found!r}, which changes greedy decoding; "
+                f"accepted: {neutral[-1]!r} or unset"
             )
 
 
 def outcome_of(comparison: Comparison) -> str:
-    if comparison.difference is None:
-        return "ok"
-    return "tie" if comparison.difference.is_tie else "DIFFERENT"
-
-
-def _where(comparison: Comparison) -> str:
-    found = comparison.difference
-    if found is None:
-        return ""
-    expected_id = "the end" if found.expected_id is None else found.expected_id
-    found_id = "the end" if found.found_id is None else found.found_id
-    return (
-        f"output token {found.position}: expected {expected_id}, found {found_id}, "
-        f"top-2 gap {found.top2_gap:.1e}"
-    )
+    return "ok" if comparison.difference is None else comparison.difference.kind
 
 
 def _result(category: str, comparison: Comparison) -> dict[str, object]:

@@ -1,7 +1,9 @@
-"""Proof by comparison: the engine's greedy text against transformers' own generate."""
+"""Compares greedy text of the engine with that of transformers' generate."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -13,24 +15,36 @@ from engine.loading.target import LoadedTarget, by_transformers_alone
 
 TIE = 1e-4  # top-2 gap of the reference's logits below which either choice is right
 
+Gap = Callable[[Sequence[int]], float]  # top-2 gap of the target's logits after these ids
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two greedy texts part."""
+    """The first position at which two greedy texts differ."""
 
-    position: int  # output token, 0-based
-    expected_id: int | None  # None: the reference had ended
+    position: int  # output token, from 0
+    expected_id: int | None  # None: the reference has ended
     found_id: int | None
-    top2_gap: float  # of the reference's own logits there
+    top2_gap: float  # of the reference's logits at this position
 
     @property
     def is_tie(self) -> bool:
         return self.top2_gap < TIE
 
+    @property
+    def kind(self) -> str:
+        return "tie" if self.is_tie else "DIFFERENT"
+
+    def describe(self) -> str:
+        return (
+            f"output token {self.position}: expected {_token(self.expected_id)}, found "
+            f"{_token(self.found_id)}, top-2 gap {self.top2_gap:.1e}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One prompt's outcome."""
+    """The outcome of one prompt."""
 
     expected_ids: tuple[int, ...]
     found_ids: tuple[int, ...]
@@ -49,11 +63,10 @@ def generate_reference(
     max_new_tokens: int,
     streamer: object | None = None,
 ) -> tuple[int, ...]:
-    """What `generate(do_sample=False)` says, with nothing but the stop ids taken from its config.
+    """Run `generate(do_sample=False)`; only the stop ids come from the generation config.
 
-    A generation config may carry a repetition penalty that acts even without sampling; the
-    comparison is with plain greedy decoding, so it is switched off. A streamer is told of the
-    prompt and of every token, as transformers does it.
+    A repetition penalty of the config would also act without sampling and is switched off. The
+    streamer receives the prompt and every token.
     """
     ids = torch.tensor([list(prompt)], device=next(target.model.parameters()).device)
     with by_transformers_alone(target.model, "sdpa"), torch.inference_mode():
@@ -82,7 +95,7 @@ def compare_greedy(
     max_new_tokens: int,
     concurrency: int,
 ) -> list[Comparison]:
-    """Run every prompt through the engine and compare with its reference text."""
+    """Run every prompt through the engine and compare the text with its reference."""
     requests = [
         Request(f"compare-{i}", tuple(prompt), EngineSamplingParams(max_new_tokens=max_new_tokens))
         for i, prompt in enumerate(prompts)
@@ -96,32 +109,26 @@ def compare_greedy(
                 expected_ids=tuple(reference),
                 found_ids=tuple(run.token_ids),
                 accept_length=run.finish.speculation.mean_accept_length,
-                difference=_first_difference(target, prompt, reference, run.token_ids),
+                difference=first_difference(
+                    prompt, reference, run.token_ids, gap=partial(top2_gap, target)
+                ),
             )
         )
     return comparisons
 
 
-def _first_difference(
-    target: LoadedTarget,
-    prompt: Sequence[int],
-    expected: Sequence[int],
-    found: Sequence[int],
+def first_difference(
+    prompt: Sequence[int], expected: Sequence[int], found: Sequence[int], *, gap: Gap
 ) -> Difference | None:
-    if list(expected) == list(found):
-        return None
-    shorter = min(len(expected), len(found))
-    position = next((i for i in range(shorter) if expected[i] != found[i]), shorter)
-    return Difference(
-        position=position,
-        expected_id=expected[position] if position < len(expected) else None,
-        found_id=found[position] if position < len(found) else None,
-        top2_gap=top2_gap(target, [*prompt, *expected[:position]]),
-    )
+    """Compare two texts after a prompt; the end of one text differs from any token."""
+    for position, (right, other) in enumerate(zip_longest(expected, found)):
+        if right != other:
+            return Difference(position, right, other, gap([*prompt, *expected[:position]]))
+    return None
 
 
 def top2_gap(target: LoadedTarget, ids: Sequence[int]) -> float:
-    """Gap between the two best next-token logits, by the model's own dense attention."""
+    """Return the gap between the two largest next-token logits of the dense model."""
     device = next(target.model.parameters()).device
     with by_transformers_alone(target.model, "sdpa"), torch.inference_mode():
         output = target.model(
@@ -129,3 +136,7 @@ def top2_gap(target: LoadedTarget, ids: Sequence[int]) -> float:
         )
     best: Tensor = output.logits[0, -1].float().topk(2).values
     return float(best[0] - best[1])
+
+
+def _token(token_id: int | None) -> str:
+    return "the end" if token_id is None else f"id {token_id}"

@@ -1,27 +1,24 @@
-"""Plain decoding against speculation: the same target, two engines over it."""
+"""Compares plain decoding with speculation: two engines over the same target."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
-import torch
-
-from dspark.bench.compare.agreement import Agreement, compare_texts
-from dspark.bench.compare.arms import Arm, Report, run_in_turns
-from dspark.bench.compare.identity import top2_gap
+from dspark.bench.compare.agreement import Agreement, agreement_of
+from dspark.bench.compare.arms import Arm, run_interleaved
 from dspark.bench.compare.throughput import headline
 from dspark.bench.report.columns import Row, columns, number
 from dspark.bench.report.statistics import Spread, ratio, values_of
 from dspark.bench.report.verdict import faster_by
+from dspark.bench.workloads.interleaving import Report
 from dspark.bench.workloads.summary import ArmSummary, sum_up
-from dspark.bench.workloads.table import arm_table, stage_table
+from dspark.bench.workloads.table import arm_tables
 from dspark.bench.workloads.trial import Workload
 from engine.build import Built
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationComparison:
-    """Both arms, and whether they said the same."""
+    """Both arms, and whether they generated the same texts."""
 
     plain: ArmSummary
     speculation: ArmSummary
@@ -32,11 +29,11 @@ class SpeculationComparison:
         return self.agreement.holds
 
     def ratio_of(self, figure: str) -> Spread | None:
-        """speculation / plain; above 1 speculation has more of it."""
+        """Return speculation / plain."""
         return ratio(self.speculation.by_trial[figure], self.plain.by_trial[figure])
 
     def category_ratio(self, category: str) -> Spread | None:
-        """The same of decode-only speed within one category."""
+        """Return speculation / plain of the decode-only speed in one category."""
         speculation = self.speculation.categories[category].decode_tokens_per_s
         plain = self.plain.categories[category].decode_tokens_per_s
         return ratio(speculation, plain)
@@ -45,11 +42,8 @@ class SpeculationComparison:
         arms = [self.plain, self.speculation]
         end_to_end = [arm.spread("tokens_per_s") for arm in arms]
         return [
-            *arm_table(arms),
-            "",
+            *arm_tables(arms),
             *self._category_table(),
-            "",
-            *stage_table(arms),
             "",
             "speculation / plain, output tokens/s end to end: "
             f"{number(self.ratio_of('tokens_per_s'))}",
@@ -93,17 +87,13 @@ class SpeculationComparison:
 def compare_speculation(
     plain: Built, speculative: Built, workload: Workload, *, trials: int, report: Report
 ) -> SpeculationComparison:
-    """Run both in turns, greedily. Raises RequestRejected when a request cannot be served."""
+    """Run both arms. Raises RequestRejected for a request that cannot be served."""
     assert plain.target is speculative.target, "the arms must decode the same target"
-    assert workload.params.temperature == 0, "only greedy arms can be held against each other"
+    assert workload.params.temperature == 0, "only greedy arms can be compared"
     arms = [Arm("plain", plain.engine), Arm("speculation", speculative.engine)]
-    done = run_in_turns(arms, workload, trials=trials, report=report)
+    done = run_interleaved(arms, workload, trials=trials, report=report)
     return SpeculationComparison(
         plain=sum_up("plain", done["plain"]),
         speculation=sum_up("speculation", done["speculation"]),
-        agreement=compare_texts(
-            done,
-            gap=partial(top2_gap, plain.target),
-            is_promised=plain.target.dtype == torch.float32,
-        ),
+        agreement=agreement_of(done, plain.target),
     )

@@ -1,4 +1,4 @@
-"""The stacked context write against the per-layer one: alone, and within the engine."""
+"""Compares the stacked with the per-layer context write: alone, and end to end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,25 +6,25 @@ from functools import partial
 
 import torch
 
-from dspark.bench.compare.agreement import Agreement, compare_texts
-from dspark.bench.compare.arms import Arm, Report, run_in_turns
+from dspark.bench.compare.agreement import Agreement, agreement_of
+from dspark.bench.compare.arms import Arm, run_interleaved
 from dspark.bench.compare.context_write import TOKEN_COUNTS, ContextWrites, measure_context_writes
-from dspark.bench.compare.identity import top2_gap
 from dspark.bench.compare.throughput import headline
 from dspark.bench.report.columns import Row, columns, number
 from dspark.bench.report.statistics import Spread, ratio, values_of
 from dspark.bench.report.verdict import faster_by
+from dspark.bench.workloads.interleaving import Report
 from dspark.bench.workloads.summary import ArmSummary, sum_up
-from dspark.bench.workloads.table import arm_table, stage_table
+from dspark.bench.workloads.table import arm_tables
 from dspark.bench.workloads.trial import Workload
 from engine.build import Built
 
-_POOL_TOKENS = 16_384  # of the pool for context writes alone: enough that slots lie apart
+_POOL_TOKENS = 16_384  # of the pool for the writes alone: enough to scatter the slots
 
 
 @dataclass(frozen=True, slots=True)
 class StackedComparison:
-    """Context writes, both arms end to end, and whether they said the same."""
+    """Context writes, both arms end to end, and whether they generated the same texts."""
 
     writes: ContextWrites
     stacked: ArmSummary
@@ -33,20 +33,20 @@ class StackedComparison:
 
     @property
     def accept_lengths_agree(self) -> bool:
-        """Rounds and accepted tokens are counts: equal or not."""
+        """Whether the counts of rounds and accepted tokens are equal."""
         return self.stacked.speculation == self.per_layer.speculation
 
     @property
     def holds(self) -> bool:
-        """Same ids; and unless a tie parted the texts, the same rounds."""
-        if not self.agreement.is_promised:
+        """False if texts differ, or equal texts took different rounds; float32 only."""
+        if not self.agreement.is_guaranteed:
             return True
         same_rounds = self.accept_lengths_agree or not self.agreement.is_exact
         return self.agreement.holds and same_rounds
 
     @property
     def speed_ratio(self) -> Spread | None:
-        """stacked / per layer, in output tokens/s end to end."""
+        """Return stacked / per layer in output tokens/s end to end."""
         return ratio(self.stacked.by_trial["tokens_per_s"], self.per_layer.by_trial["tokens_per_s"])
 
     def lines(self) -> list[str]:
@@ -56,14 +56,10 @@ class StackedComparison:
             *self._write_table(),
             f"largest |ΔK| {self.writes.key_difference:.2e}, "
             f"largest |ΔV| {self.writes.value_difference:.2e}",
-            f"memory that the stacked form takes beyond the parameters: "
-            f"{self.writes.extra_bytes} bytes",
+            f"memory of the stacked form beyond the parameters: {self.writes.extra_bytes} bytes",
             self._path_line(),
             "",
-            *arm_table(arms),
-            "",
-            *stage_table(arms),
-            "",
+            *arm_tables(arms),
             f"stacked / per layer, output tokens/s end to end: {number(self.speed_ratio)}",
             faster_by("stacked", speeds[0], "per layer", speeds[1]),
             self._accept_line(),
@@ -102,16 +98,16 @@ class StackedComparison:
 
     def _path_line(self) -> str:
         if self.writes.path == "stacked":
-            return "fallback: none; the stacked form holds for this draft"
+            return "fallback: none; this draft supports the stacked form"
         return (
             f"fallback: layer by layer, because {self.writes.reason}; "
-            "so both columns and both arms are the per-layer path"
+            "both columns and both arms are the per-layer path"
         )
 
     def _accept_line(self) -> str:
         a, b = self.stacked.accept_length, self.per_layer.accept_length
         if self.accept_lengths_agree:
-            return f"accept length: {a:.4f} in both arms, round by round counts equal"
+            return f"accept length: {a:.4f} in both arms, with equal counts"
         return f"accept length: DIFFERENT: stacked {a:.4f}, per layer {b:.4f}"
 
 
@@ -124,13 +120,12 @@ def compare_stacked(
     device: torch.device,
     report: Report,
 ) -> StackedComparison:
-    """Time the writes alone, then run both modes in turns on the one engine.
+    """Time the writes alone, then run both modes interleaved on one engine.
 
-    The engine is left in the mode it was found in. Raises RequestRejected when a request cannot
-    be served.
+    Restores the engine's mode. Raises RequestRejected for a request that cannot be served.
     """
     assert built.draft is not None, "without a draft there is no context to write"
-    assert workload.params.temperature == 0, "only greedy arms can be held against each other"
+    assert workload.params.temperature == 0, "only greedy arms can be compared"
     engine = built.engine
     before = engine.context_kv_status().mode
     report("context writes")
@@ -148,22 +143,18 @@ def compare_stacked(
         Arm("stacked", engine, partial(engine.set_context_kv, "auto")),
         Arm("per_layer", engine, partial(engine.set_context_kv, "off")),
     ]
-    done = run_in_turns(arms, workload, trials=trials, report=report)
+    done = run_interleaved(arms, workload, trials=trials, report=report)
     engine.set_context_kv(before)
     return StackedComparison(
         writes=writes,
         stacked=sum_up("stacked", done["stacked"]),
         per_layer=sum_up("per_layer", done["per_layer"]),
-        agreement=compare_texts(
-            done,
-            gap=partial(top2_gap, built.target),
-            is_promised=built.target.dtype == torch.float32,
-        ),
+        agreement=agreement_of(done, built.target),
     )
 
 
 def _pool_pages(engine_pages: int, page_size: int) -> int:
-    """As many as the engine has, but neither too few for a write nor a second pool in memory."""
+    """Return the engine's pages, bounded by the largest write and by _POOL_TOKENS."""
     fewest = -(-max(TOKEN_COUNTS) // page_size)
     most = -(-_POOL_TOKENS // page_size)
     return max(fewest, min(engine_pages, most))

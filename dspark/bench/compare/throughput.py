@@ -1,18 +1,19 @@
-"""One engine as it is configured: the numbers that users of serving benchmarks know."""
+"""Measures the throughput and latency of one engine as configured."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dspark.bench.compare.arms import Arm, Report, run_in_turns
+from dspark.bench.compare.arms import Arm, run_interleaved
+from dspark.bench.workloads.interleaving import Report
 from dspark.bench.workloads.summary import ArmSummary, sum_up
-from dspark.bench.workloads.table import arm_table, stage_table
+from dspark.bench.workloads.table import arm_tables
 from dspark.bench.workloads.trial import Workload
 from engine.build import Built
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """A measurement of one arm; it has nothing to fail."""
+    """A measurement of one arm, without a verdict."""
 
     arm: ArmSummary
     speculates: bool
@@ -22,7 +23,7 @@ class Throughput:
         return True
 
     def lines(self) -> list[str]:
-        return [*arm_table([self.arm]), "", *stage_table([self.arm])]
+        return arm_tables([self.arm])[:-1]
 
     def values(self) -> Mapping[str, object]:
         alone = None if self.speculates else self.arm.spread("tokens_per_s").median
@@ -36,15 +37,15 @@ class Throughput:
 def measure_throughput(
     built: Built, workload: Workload, *, trials: int, report: Report
 ) -> Throughput:
-    """Raises RequestRejected when a request cannot be served."""
+    """Run the one arm. Raises RequestRejected for a request that cannot be served."""
     speculates = built.draft is not None
     arm = Arm("speculation" if speculates else "plain", built.engine)
-    done = run_in_turns([arm], workload, trials=trials, report=report)
+    done = run_interleaved([arm], workload, trials=trials, report=report)
     return Throughput(sum_up(arm.name, done[arm.name]), speculates)
 
 
 def headline(arm: ArmSummary) -> dict[str, object]:
-    """The few numbers that a reader of many results looks for first."""
+    """Return the main numbers of an arm."""
     return {
         "requests": int(arm.spread("requests").median),
         "tokens_per_s": arm.spread("tokens_per_s").median,

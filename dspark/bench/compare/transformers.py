@@ -1,21 +1,20 @@
-"""The engine against transformers' own generate: same weights, threads and prompts, in turns."""
+"""Compares the engine with transformers' generate: same weights, threads and prompts."""
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
-import torch
 from torch import Tensor
 
-from dspark.bench.compare.agreement import Agreement, compare_texts
-from dspark.bench.compare.arms import Arm, Report, TrialRunner, run_in_turns
+from dspark.bench.compare.agreement import Agreement, agreement_of
+from dspark.bench.compare.arms import Arm, TrialRunner, run_interleaved
 from dspark.bench.compare.greedy_identity import refuse_other_decoding
-from dspark.bench.compare.identity import generate_reference, top2_gap
+from dspark.bench.compare.identity import generate_reference
 from dspark.bench.compare.throughput import headline
 from dspark.bench.report.columns import number
 from dspark.bench.report.statistics import Spread, ratio, values_of
 from dspark.bench.report.verdict import faster_by
+from dspark.bench.workloads.interleaving import Report
 from dspark.bench.workloads.summary import ArmSummary, sum_up
 from dspark.bench.workloads.table import arm_table, stage_table
 from dspark.bench.workloads.trial import EngineCounts, Trial, Workload
@@ -29,7 +28,7 @@ NAME = "transformers"
 
 @dataclass(frozen=True, slots=True)
 class TransformersComparison:
-    """All arms, transformers first, and whether they said the same."""
+    """All arms, transformers first, and whether they generated the same texts."""
 
     arms: tuple[ArmSummary, ...]
     agreement: Agreement
@@ -39,7 +38,7 @@ class TransformersComparison:
         return self.agreement.holds
 
     def ratio_of(self, arm: ArmSummary, figure: str) -> Spread | None:
-        """arm / transformers."""
+        """Return arm / transformers."""
         return ratio(arm.by_trial[figure], self.arms[0].by_trial[figure])
 
     def lines(self) -> list[str]:
@@ -71,7 +70,7 @@ _RATIOS = {"tokens_per_s": "end to end", "decode_tokens_per_s": "decode only"}
 
 @dataclass(frozen=True, slots=True)
 class TransformersArm:
-    """generate(do_sample=False), one prompt after another, with SDPA and its own KV cache."""
+    """Runs generate(do_sample=False) prompt by prompt, with SDPA and its own KV cache."""
 
     target: LoadedTarget
     name: str = NAME
@@ -90,12 +89,12 @@ class TransformersArm:
 
     def _one(self, request: Request, workload: Workload, clock: Callable[[], float]) -> RequestRun:
         run = RequestRun(request, clock())
-        watch = _Watch(run, clock)
+        streamer = _TimingStreamer(run, clock)
         ids = generate_reference(
             self.target,
             request.prompt_ids,
             max_new_tokens=workload.params.max_new_tokens,
-            streamer=watch,
+            streamer=streamer,
         )
         run.token_ids = list(ids)
         run.finish = Finish(
@@ -112,8 +111,8 @@ class TransformersArm:
         return run
 
 
-class _Watch:
-    """What generate calls a streamer: told of the prompt, then of every token."""
+class _TimingStreamer:
+    """Records the time of every token; generate first puts the prompt."""
 
     def __init__(self, run: RequestRun, clock: Callable[[], float]) -> None:
         self._run = run
@@ -127,29 +126,27 @@ class _Watch:
         self._has_prompt = True
 
     def end(self) -> None:
-        """There is nothing to flush."""
+        """Required by generate."""
 
 
 def compare_transformers(
     plain: Built, speculative: Built | None, workload: Workload, *, trials: int, report: Report
 ) -> TransformersComparison:
-    """Run all arms in turns, greedily, one stream.
+    """Run all arms with one stream.
 
-    Raises RequestRejected when a request cannot be served, and LoadError when the target's
-    generation config makes generate something else than plain greedy decoding.
+    Raises RequestRejected for a request that cannot be served, and LoadError if the target's
+    generation config changes greedy decoding.
     """
-    assert workload.params.temperature == 0, "only greedy arms can be held against each other"
-    assert workload.concurrency == 1, "generate answers one prompt at a time"
+    assert workload.params.temperature == 0, "only greedy arms can be compared"
+    assert workload.concurrency == 1, "generate runs one prompt at a time"
     target = plain.target
     refuse_other_decoding(getattr(target.model, "generation_config", None))
     arms: list[TrialRunner] = [TransformersArm(target), Arm("plain", plain.engine)]
     if speculative is not None:
         assert speculative.target is target, "the arms must decode the same target"
         arms.append(Arm("speculation", speculative.engine))
-    done = run_in_turns(arms, workload, trials=trials, report=report)
+    done = run_interleaved(arms, workload, trials=trials, report=report)
     return TransformersComparison(
         arms=tuple(sum_up(name, done[name]) for name in done),
-        agreement=compare_texts(
-            done, gap=partial(top2_gap, target), is_promised=target.dtype == torch.float32
-        ),
+        agreement=agreement_of(done, target),
     )

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dspark.bench.compare.arms import Report
 from dspark.bench.report.columns import columns
+from dspark.bench.workloads.interleaving import Report
 from dspark.bench.workloads.trial import Workload, accept_length, run_trial, speculation_of
 from engine.api import SpeculationStats
 from engine.build import Built

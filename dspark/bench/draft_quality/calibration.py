@@ -8,9 +8,9 @@ from statistics import mean
 from draft import DraftLoadError
 from draft.calibration import PositionMetrics, Predictions, Scaling, fit_scaling, measure
 from draft.checkpoint.calibration_file import Calibration, read_calibration
-from dspark.bench.compare.arms import Report
 from dspark.bench.draft_quality.confidence_rounds import ConfidenceRecorder
 from dspark.bench.report.columns import columns
+from dspark.bench.workloads.interleaving import Report
 from dspark.bench.workloads.trial import Workload
 from engine.build import Built
 from engine.core.offline import drive

@@ -1,4 +1,4 @@
-"""How long an idle engine takes from a prompt to its first token, beside the products in it."""
+"""Measures time to first token of an idle engine, and of the matrix products in it."""
 
 import random
 from collections.abc import Mapping
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from draft import LinearFunction, widening_linear
-from dspark.bench.profile.timing import Case, Samples, in_turns, ms
+from dspark.bench.profile.timing import ms, seconds_in_turns
 from dspark.bench.report.columns import columns, number
 from dspark.bench.report.statistics import Spread, ratio
+from dspark.bench.workloads.timing import Case, Samples
 from engine.api import EngineSamplingParams, Request
 from engine.build import Built
 from engine.cpu_kernels.int8_linear import Int8Linear
@@ -23,14 +24,14 @@ _ENGINE, _PRODUCTS, _PYTORCH = "through the engine", "its products alone", "the 
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Time to first token of one prompt with nothing cached and nothing else running."""
+    """Time to first token of one prompt on an idle engine with an empty prefix cache."""
 
     prompt_len: int
-    seconds: Samples  # turn by turn, of _ENGINE, _PRODUCTS and _PYTORCH
+    seconds: Samples  # of _ENGINE, _PRODUCTS and _PYTORCH
 
     @property
     def times_the_products(self) -> Spread | None:
-        """How many times as long as its products the whole takes."""
+        """Return the whole time relative to that of the products."""
         return ratio(self.seconds[_ENGINE], self.seconds[_PRODUCTS])
 
     def lines(self) -> list[str]:
@@ -52,23 +53,23 @@ class FirstToken:
 
 
 def measure_first_token(built: Built, *, turns: int, device: torch.device) -> FirstToken:
-    """Nothing may run, and what is cached is forgotten."""
+    """Time the cases on an idle engine; flushes the prefix cache."""
     prompt_len = min(_PROMPT, built.engine.info.served_max_len - 1)
     cases = {
         _ENGINE: prompt_case(built, prompt_len),
         _PRODUCTS: products_case(built, prompt_len, device, built.linear),
         _PYTORCH: _by_pytorch(built, prompt_len, device),
     }
-    found = FirstToken(prompt_len, in_turns(cases, turns=turns, device=device, warm_up=1))
+    found = FirstToken(prompt_len, seconds_in_turns(cases, turns=turns, device=device, warm_up=1))
     built.engine.flush_cache()
     return found
 
 
 def prompt_case(built: Built, prompt_len: int) -> Case:
-    """A prompt that no cache holds, and one token after it."""
+    """Return a case that prefills an uncached prompt and generates one token."""
     engine = built.engine
-    words = range(built.target.vocab_size)
-    prompt = tuple(random.Random(0).choices(words, k=prompt_len))
+    token_ids = range(built.target.vocab_size)
+    prompt = tuple(random.Random(0).choices(token_ids, k=prompt_len))
     request = Request(
         "first-token", prompt, EngineSamplingParams(max_new_tokens=1, temperature=0.0)
     )
@@ -83,8 +84,11 @@ def prompt_case(built: Built, prompt_len: int) -> Case:
 
 
 def products_case(built: Built, rows: int, device: torch.device, linear: LinearFunction) -> Case:
-    """What the step multiplies: all rows with the target's layers and the draft's context
-    matrices, the last one with the head. `linear` multiplies with the draft's."""
+    """Return a case with the matrix products of the step.
+
+    All rows pass the target's layers and the draft's context matrices, the last row the head.
+    `linear` is the product of the draft.
+    """
     head = built.target.parts.lm_head
     layers = [m for m in built.target.parts.layers.modules() if type(m) in (nn.Linear, Int8Linear)]
     context = _context_weights(built.draft)
@@ -112,7 +116,7 @@ def _by_pytorch(built: Built, rows: int, device: torch.device) -> Case:
 
 
 def _context_weights(draft: LoadedDraft | None) -> list[Tensor]:
-    """Those of its context; empty without a draft."""
+    """Return the context matrices of a draft; empty without one."""
     if draft is None:
         return []
     projections = [p for a in draft.network.attentions for p in (a.k_proj, a.v_proj)]

@@ -1,47 +1,47 @@
-"""Where the time of a round goes, and how far each part is from what memory allows."""
+"""Formats the profile of a decode round, part by part against the memory bound."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dspark.bench.profile.decode_steps import PARTS, DecodeSteps
 from dspark.bench.profile.first_token import FirstToken
-from dspark.bench.profile.steady import PARTS, SteadySteps
 from dspark.bench.report.columns import Row, columns, number
 from dspark.bench.report.statistics import Spread
 
-# How a part was told apart. A pass may be one native call, whose parts no clock outside can see:
-# they are what the pass takes less when it is run without them.
+# How a part was timed. The parts of a native call cannot be timed inside it: they are the
+# difference to the same pass without them.
 WHOLE, DIFFERENCE, ALONE = "timed whole", "by difference", "timed alone"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a round, and the bytes that it must read at least."""
+    """One part of a round, and the fewest bytes that it reads."""
 
     name: str
     time_ms: Spread
     num_bytes: int
-    how: str  # how it was told apart
+    how: str  # WHOLE, DIFFERENCE or ALONE
 
     def limit_ms(self, bandwidth: float) -> float:
-        """The time of reading num_bytes at `bandwidth` bytes a second."""
+        """Return the time to read num_bytes at `bandwidth` bytes per second."""
         return 1000 * self.num_bytes / bandwidth
 
     def of_limit(self, bandwidth: float) -> float | None:
-        """Time / limit; None where noise left no time, or nothing is to be read."""
+        """Return time / limit; None if either is not positive."""
         limit = self.limit_ms(bandwidth)
         return self.time_ms.median / limit if limit > 0 and self.time_ms.median > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Everything that one run measured. It has nothing to fail."""
+    """All measurements of one profile, without a verdict."""
 
-    bandwidth: Spread  # bytes a second, read by as many threads as the engine has
+    bandwidth: Spread  # bytes per second, with the threads of the engine
     num_threads: int
     context: int  # of the parts, and of by_rows
     window: int  # rows of a verify pass: the anchor and its drafts
     parts: tuple[Part, ...]
-    rounds: SteadySteps  # of the whole engine
+    rounds: DecodeSteps  # of the whole engine
     by_context: Mapping[int, tuple[Part, ...]]  # tokens -> a pass of 1 row, one of the window
     by_rows: Mapping[int, Part]
     prefill: Mapping[int, Spread]  # chunk size -> tokens a second
@@ -54,7 +54,7 @@ class Profile:
 
     @property
     def best_chunk(self) -> int:
-        """The chunk size with the most tokens a second, by the medians."""
+        """Return the chunk size with the highest median tokens/s."""
         return max(self.prefill, key=lambda chunk: self.prefill[chunk].median)
 
     def lines(self) -> list[str]:
@@ -139,7 +139,7 @@ class Profile:
 
     def _round_table(self) -> list[str]:
         if not self.rounds.steps:
-            return ["the prompts gave no round that could be timed: raise --max-tokens"]
+            return ["no round could be timed: raise --max-tokens"]
         whole = self.rounds.step_ms
         rows: list[Row] = [(f"{len(self.rounds.steps)} rounds of the engine", "ms", "share")]
         for part in PARTS:

@@ -1,18 +1,19 @@
-"""Measures a profile: parts of a round at chosen shapes, whole rounds, and prompts."""
+"""Measures a profile: parts of a round at given shapes, whole rounds, and prefill."""
 
 from collections.abc import Mapping
 
 import torch
 
-from dspark.bench.compare.arms import Report
 from dspark.bench.profile.bandwidth import read_sweep
+from dspark.bench.profile.decode_steps import DecodeSteps, record_decode_steps
 from dspark.bench.profile.first_token import measure_first_token
+from dspark.bench.profile.pass_cases import PassCases
 from dspark.bench.profile.profile import ALONE, DIFFERENCE, WHOLE, Part, Profile
-from dspark.bench.profile.rig import Rig
-from dspark.bench.profile.steady import SteadySteps, record_steps
-from dspark.bench.profile.timing import Case, Samples, difference_ms, in_turns, ms
+from dspark.bench.profile.timing import difference_ms, ms, seconds_in_turns
 from dspark.bench.profile.traffic import DraftTraffic, TargetTraffic
 from dspark.bench.report.statistics import Spread
+from dspark.bench.workloads.interleaving import Report
+from dspark.bench.workloads.timing import Case, Samples
 from dspark.bench.workloads.trial import Workload
 from engine.build import Built
 
@@ -27,7 +28,7 @@ _SWEEP = "read sweep"
 
 
 def contexts_within(room: int) -> list[int]:
-    """Those of CONTEXTS that fit; one that a window pushes over the end is cut to what fits."""
+    """Return the CONTEXTS that fit; one that fits without its window is cut."""
     most = max(ROW_COUNTS)
     return [min(context, room) for context in CONTEXTS if context <= room + most] or [room]
 
@@ -35,23 +36,23 @@ def contexts_within(room: int) -> list[int]:
 def measure_profile(
     built: Built, workload: Workload, *, turns: int, device: torch.device, report: Report
 ) -> Profile:
-    """Time the parts, then whole rounds. Reports NUM_REPORTS times.
+    """Time whole rounds, then the parts. Reports NUM_REPORTS times.
 
-    Raises RequestRejected when a request cannot be served.
+    Raises RequestRejected for a request that cannot be served.
     """
     built.engine.flush_cache()
     report("rounds of the engine")
-    rounds = record_steps(built, workload)
-    built.engine.flush_cache()  # from here on the pool's pages are the rig's
+    rounds = record_decode_steps(built, workload)
+    built.engine.flush_cache()  # the cases below overwrite the pool's pages
     return _Profiler(built, turns, device).profile(rounds, report)
 
 
 class _Profiler:
-    """The rig, its shapes, and what they must read."""
+    """Times the cases of a profile and computes what they must read."""
 
     def __init__(self, built: Built, turns: int, device: torch.device) -> None:
         self._built = built
-        self._rig = Rig(built, device)
+        self._passes = PassCases(built, device)
         self._turns = turns
         self._device = device
         self._target = TargetTraffic.of(built)
@@ -62,7 +63,7 @@ class _Profiler:
         weights = built.memory.target_bytes
         self._sweep, self._sweep_bytes = read_sweep(weights, device)
 
-    def profile(self, rounds: SteadySteps, report: Report) -> Profile:
+    def profile(self, rounds: DecodeSteps, report: Report) -> Profile:
         report("parts of a round")
         parts = self._parts()
         report("target passes by context")
@@ -70,7 +71,7 @@ class _Profiler:
         report("target passes by rows")
         by_rows = self._by_rows()
         report("prefill by chunk size")
-        prompt_len = min(_PROMPT, self._rig.max_tokens)
+        prompt_len = min(_PROMPT, self._passes.max_tokens)
         prefill = self._prefill(prompt_len)
         report("time to first token")
         first_token = measure_first_token(self._built, turns=self._few_turns, device=self._device)
@@ -90,30 +91,30 @@ class _Profiler:
 
     @property
     def _room(self) -> int:
-        """The longest context that the widest window fits behind."""
-        return self._rig.max_tokens - max(*ROW_COUNTS, self._window)
+        """Return the longest context that leaves room for the widest window."""
+        return self._passes.max_tokens - max(*ROW_COUNTS, self._window)
 
     @property
     def _few_turns(self) -> int:
-        """Of what takes as long as many passes."""
+        """Turns of cases that take as long as many passes."""
         return max(2, self._turns // 5)
 
     def _parts(self) -> list[Part]:
-        rig, context, window = self._rig, self._context, self._window
+        passes, context, window = self._passes, self._context, self._window
         cases = {
-            "pass": rig.target_pass(context=context, rows=window),
-            "no head": rig.target_pass(context=context, rows=window, has_logits=False),
-            "no context": rig.target_pass(context=0, rows=window),
+            "pass": passes.target_pass(context=context, rows=window),
+            "no head": passes.target_pass(context=context, rows=window, has_logits=False),
+            "no context": passes.target_pass(context=0, rows=window),
         }
         if self._draft is not None:
             cases |= {
-                "draft": rig.draft_round(context=context),
-                "draft, no context": rig.draft_round(context=0),
-                "draft head": rig.draft_head(),
-                "write 1": rig.context_write(rows=1),
-                "write all": rig.context_write(rows=window),
+                "draft": passes.draft_round(context=context),
+                "draft, no context": passes.draft_round(context=0),
+                "draft head": passes.draft_head(),
+                "write 1": passes.context_write(rows=1),
+                "write all": passes.context_write(rows=window),
             }
-            chainless = rig.draft_pass(context=context)
+            chainless = passes.draft_pass(context=context)
             if chainless is not None:
                 cases["draft, no chain"] = chainless
         timed = self._timed(cases)
@@ -166,7 +167,7 @@ class _Profiler:
         ]
 
     def _block_and_chain(self, timed: Samples, traffic: DraftTraffic) -> list[Part]:
-        """What a round is besides its head and what its context costs: in one where it is one."""
+        """Return block and chain as two parts, or as one if a graph or kernel covers both."""
         draft, short, head = timed["draft"], timed["draft, no context"], timed["draft head"]
         chainless = timed.get("draft, no chain")
         if chainless is None:
@@ -185,7 +186,7 @@ class _Profiler:
         widths = sorted({1, self._window})
         timed = self._timed(
             {
-                f"{context}/{rows}": self._rig.target_pass(context=context, rows=rows)
+                f"{context}/{rows}": self._passes.target_pass(context=context, rows=rows)
                 for context in contexts
                 for rows in widths
             }
@@ -198,7 +199,7 @@ class _Profiler:
     def _by_rows(self) -> dict[int, Part]:
         context = self._context
         timed = self._timed(
-            {str(n): self._rig.target_pass(context=context, rows=n) for n in ROW_COUNTS}
+            {str(n): self._passes.target_pass(context=context, rows=n) for n in ROW_COUNTS}
         )
         return {rows: self._pass(context, rows, timed[str(rows)]) for rows in ROW_COUNTS}
 
@@ -209,13 +210,13 @@ class _Profiler:
 
     def _prefill(self, prompt_len: int) -> dict[int, Spread]:
         chunks = [chunk for chunk in CHUNKS if chunk <= prompt_len] or [prompt_len]
-        cases = {str(c): self._rig.prefill(num_tokens=prompt_len, chunk=c) for c in chunks}
-        timed = in_turns(cases, turns=self._few_turns, device=self._device, warm_up=1)
+        cases = {str(c): self._passes.prefill(num_tokens=prompt_len, chunk=c) for c in chunks}
+        timed = seconds_in_turns(cases, turns=self._few_turns, device=self._device, warm_up=1)
         return {c: Spread.of([prompt_len / s for s in timed[str(c)]]) for c in chunks}
 
     def _timed(self, cases: Mapping[str, Case]) -> Samples:
-        """The cases in turns with a read sweep, so that the limit is that of the same minutes."""
+        """Time the cases together with a read sweep, so that the bandwidth is of the same time."""
         both = {**cases, _SWEEP: self._sweep}
-        timed = in_turns(both, turns=self._turns, device=self._device)
+        timed = seconds_in_turns(both, turns=self._turns, device=self._device)
         self._bandwidths += [self._sweep_bytes / seconds for seconds in timed[_SWEEP]]
         return timed

@@ -1,19 +1,16 @@
-"""Times of a few things that take turns, so that whatever the machine does meets all of them."""
+"""Times cases of a profile in interleaved turns."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 import torch
 
 from dspark.bench.report.statistics import Spread
+from dspark.bench.workloads.timing import Case, Samples, time_cases
 from engine.platform.device_timer import seconds_of
 
-Case = Callable[[], object]
-Samples = Mapping[str, list[float]]  # seconds, by the case's name, turn by turn
 
-
-def in_turns(
+def seconds_in_turns(
     cases: Mapping[str, Case],
     *,
     turns: int,
@@ -21,14 +18,13 @@ def in_turns(
     warm_up: int = 2,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Samples:
-    """Seconds of every case in each turn; every other turn goes backwards."""
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    names = list(cases)
-    with torch.inference_mode():
-        for turn in range(warm_up + turns):
-            for name in names if turn % 2 == 0 else reversed(names):
-                seconds[name].append(seconds_of(cases[name], device, clock=clock))
-    return {name: values[warm_up:] for name, values in seconds.items()}
+    """Return the seconds of every case in each turn, until the device has finished."""
+    return time_cases(
+        cases,
+        turns=turns,
+        warm_up=warm_up,
+        time_of=lambda case: seconds_of(case, device, clock=clock),
+    )
 
 
 def ms(seconds: list[float]) -> Spread:
@@ -36,26 +32,5 @@ def ms(seconds: list[float]) -> Spread:
 
 
 def difference_ms(whole: list[float], without: list[float]) -> Spread:
-    """What a part costs: with it less without it, turn by turn. May fall below 0 by noise."""
+    """Return the cost of a part: the whole less the rest, turn by turn; noise may be below 0."""
     return ms([a - b for a, b in zip(whole, without, strict=True)])
-
-
-@contextmanager
-def timed_method(
-    owner: object, name: str, *, clock: Callable[[], float] = time.perf_counter
-) -> Iterator[list[float]]:
-    """Within the block, seconds of every call of this object's method are added to the list."""
-    method, seconds = getattr(owner, name), list[float]()
-
-    def timed(*args: object, **options: object) -> object:
-        started = clock()
-        try:
-            return method(*args, **options)
-        finally:
-            seconds.append(clock() - started)
-
-    vars(owner)[name] = timed
-    try:
-        yield seconds
-    finally:
-        del vars(owner)[name]

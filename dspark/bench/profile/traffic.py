@@ -1,5 +1,6 @@
-"""The bytes that a part of a round must read at least: each weight once, and the keys and values
-that are attended to. Activations and what is written are small beside them and left out.
+"""Computes the fewest bytes that a part of a round reads: weights, keys and values.
+
+Activations and writes are small in comparison and left out.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from engine.build import Built
 
 @dataclass(frozen=True, slots=True)
 class TargetTraffic:
-    """Of one target pass."""
+    """Bytes read by one target pass."""
 
     layers: int  # all weights between the embedding and the head
     head: int
@@ -33,17 +34,17 @@ class TargetTraffic:
 
 @dataclass(frozen=True, slots=True)
 class DraftTraffic:
-    """Of one draft round of one sequence, and of one context write."""
+    """Bytes read by one draft round of one sequence, and by one context write."""
 
     layers: int
     head: int
-    chain: int  # the Markov head's W2, once for every token of the block
+    chain: int  # the Markov head's W2, once per token of the block
     kv_per_token: int
     context_write: int  # fc, and every layer's k_proj and v_proj
 
     @classmethod
     def of(cls, built: Built) -> "DraftTraffic | None":
-        """None without a draft."""
+        """Return None without a draft."""
         if built.draft is None:
             return None
         network, pool = built.draft.network, built.pool
@@ -62,13 +63,13 @@ class DraftTraffic:
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Bytes of a module's own tensors, each once: many may be views into one large storage."""
+    """Return the bytes of a module's tensors, each once; views count by their own size."""
     tensors = {t.data_ptr(): t for t in (*module.parameters(), *module.buffers())}
     return sum(map(_bytes, tensors.values()))
 
 
 def _bytes(tensor: Any) -> int:
-    """A quantised tensor is made of several plain ones."""
+    """Return the bytes of a tensor; a quantised one consists of several plain ones."""
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         return sum(_bytes(getattr(tensor, name)) for name in names)

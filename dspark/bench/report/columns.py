@@ -1,4 +1,4 @@
-"""Aligned columns for people, and numbers with their range. No torch here."""
+"""Formats aligned columns, and numbers with their range."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ Row = tuple[str, ...]
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
-    """Rows of one width; the first column to the left, the others to the right."""
+    """Align the first column left and the others right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(
@@ -20,7 +20,7 @@ def columns(rows: Sequence[Row]) -> list[str]:
 
 
 def number(spread: Spread | None, *, unit: str = "") -> str:
-    """One measured number: its median, and its range where there is one."""
+    """Format a measured number: median, and the range if there is one."""
     if spread is None:
         return "-"
     middle = digits(spread.median)
@@ -30,7 +30,7 @@ def number(spread: Spread | None, *, unit: str = "") -> str:
 
 
 def digits(value: float) -> str:
-    """Four digits that count; whole numbers as they are."""
+    """Format with four significant digits; integers in full."""
     if value == int(value) and abs(value) < 1e15:
         return str(int(value))
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""Where and with what a number was measured; without it the number says nothing. No torch here."""
+"""Records the machine, commit and versions of a measurement. Loads no torch."""
 
 import platform
 import subprocess
@@ -11,15 +11,15 @@ from engine.platform.host import available_cores, cpu_name, installed_version, l
 
 _PACKAGES = ("dspark-server", "torch", "transformers", "numpy")
 _GIT_TIMEOUT_S = 5
-_BUSY = 1.0  # load average: one process that computes all the time
+_BUSY = 1.0  # load average of one busy process
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What is only true before the measuring itself keeps the machine busy."""
+    """Time and load of the machine before a measurement."""
 
     time: datetime
-    load_average: float | None  # of the last minute; None where the system does not tell
+    load_average: float | None  # of the last minute; None if unknown
 
     @classmethod
     def now(cls) -> "Start":
@@ -30,17 +30,17 @@ class Start:
         return self.load_average is not None and self.load_average > _BUSY
 
     def notes(self) -> list[str]:
-        """What a reader of the table must know."""
+        """Return the caveats of the table."""
         if not self.is_busy:
             return []
         return [
             f"the load average was {self.load_average:.1f} at the start: another busy process "
-            "makes threads that compute together several times slower"
+            "slows the threads of a computation down several times"
         ]
 
 
 def circumstances(start: Start) -> Mapping[str, object]:
-    """Commit, machine and versions, JSON-ready."""
+    """Return commit, machine and versions, JSON-ready."""
     return {
         "date": start.time.isoformat(timespec="seconds"),
         **source_of(Path(__file__)),
@@ -55,9 +55,9 @@ def circumstances(start: Start) -> Mapping[str, object]:
 
 
 def source_of(file: Path) -> dict[str, object]:
-    """The commit of a file's checkout, and whether tracked files differ from it.
+    """Return the commit of a file's checkout, and whether tracked files differ from it.
 
-    Both are None for an installed file, even where it happens to lie inside of a checkout.
+    Both are None for an installed file, even inside a checkout.
     """
     is_ours = _git(file.parent, "ls-files", "--error-unmatch", file.name) is not None
     commit = _git(file.parent, "rev-parse", "HEAD") if is_ours else None
@@ -65,10 +65,10 @@ def source_of(file: Path) -> dict[str, object]:
     return {"commit": commit, "has_local_changes": None if changes is None else bool(changes)}
 
 
-def _git(folder: Path, *words: str) -> str | None:
+def _git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *words],
+            ["git", "-C", str(folder), *arguments],
             capture_output=True,
             text=True,
             timeout=_GIT_TIMEOUT_S,

@@ -1,4 +1,4 @@
-"""Medians, ranges and percentiles of few measurements."""
+"""Computes medians, ranges, ratios and percentiles of measurements."""
 
 import math
 import statistics
@@ -10,7 +10,7 @@ MOMENTS = ("mean", "p50", "p95", "p99")
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What several measurements of one thing say: never a number without its range."""
+    """Median and range of several measurements."""
 
     median: float
     low: float
@@ -22,11 +22,11 @@ class Spread:
         return cls(statistics.median(values), min(values), max(values), len(values))
 
     def overlaps(self, other: "Spread") -> bool:
-        """Whether the ranges meet, so that the medians do not show a difference."""
+        """Whether the ranges overlap, so that the medians show no difference."""
         return self.low <= other.high and other.low <= self.high
 
     def differs_from(self, other: "Spread") -> bool:
-        """Whether the measurements show a difference; single ones never do."""
+        """Whether the ranges are disjoint; single measurements never differ."""
         return min(self.count, other.count) > 1 and not self.overlaps(other)
 
     def values(self) -> dict[str, float]:
@@ -34,10 +34,10 @@ class Spread:
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread | None:
-    """Ratio of the medians; the range is that of the trials' own ratios, pair by pair.
+    """Return the ratio of the medians, with the range of the ratios trial by trial.
 
-    The ratio of the medians may lie outside of that range when the machine drifts. None where a
-    denominator is 0, which says that there was nothing to measure.
+    The ratio of the medians may lie outside that range if the machine drifts. Returns None if a
+    denominator is 0.
     """
     if not all(denominators):
         return None
@@ -47,12 +47,12 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread 
 
 
 def values_of(spread: Spread | None) -> dict[str, float] | None:
-    """JSON-ready, whether there is something or not."""
+    """Return the JSON values of a spread, or None."""
     return None if spread is None else spread.values()
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks, as numpy does it; percent from 0 to 100."""
+    """Interpolate linearly between the two nearest ranks, like numpy; percent from 0 to 100."""
     assert values, "a percentile of nothing"
     assert 0 <= percent <= 100, percent
     ordered = sorted(values)
@@ -62,7 +62,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def latency_ms(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    """Moments of `seconds` in ms, as NAME_ms_MOMENT; zeros when nothing was measured."""
+    """Return the moments of `seconds` in ms, as NAME_ms_MOMENT; zeros without values."""
     ms = [1000 * value for value in seconds] or [0.0]
     moments = {"mean": statistics.mean(ms)}
     moments |= {moment: percentile(ms, float(moment[1:])) for moment in MOMENTS[1:]}

@@ -1,9 +1,9 @@
-"""Prompts to measure with: read from a JSONL file, spread over their categories. No torch here.
+"""Reads prompts from a JSONL file and spreads them over their categories. Loads no torch.
 
-One JSON object a line, in one of three forms; `category` may be added to each:
+One JSON object per line, in one of three forms; `category` is optional in each:
 
     {"category": "chat", "prompt": "..."}
-    {"turns": ["...", "..."]}                    only the first turn is asked
+    {"turns": ["...", "..."]}                    only the first turn is used
     {"messages": [{"role": "user", "content": "..."}, ...]}
 """
 
@@ -21,38 +21,38 @@ _FORMS = "prompt, turns or messages"
 
 
 class PromptFileError(ValueError):
-    """A prompt file cannot be used; one line naming the file, the line and what is accepted."""
+    """A prompt file is invalid; the message names the file, the line and the accepted forms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One conversation up to where the model speaks, and the kind of text it asks for."""
+    """One conversation up to the model's turn, and its category."""
 
     category: str
-    messages: tuple[Mapping[str, str], ...]  # of a role and a content each
+    messages: tuple[Mapping[str, str], ...]  # each with a role and a content
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """The same in tokens, which is all that an engine knows."""
+    """A prompt as token ids."""
 
     category: str
     token_ids: tuple[int, ...]
 
 
 def read_prompts(file: Path | None = None) -> tuple[Prompt, ...]:
-    """The prompts of a file, or those that ship with the project.
+    """Read the prompts of a file, or those that ship with the project.
 
-    Raises PromptFileError for a line that is none, and OSError for a file that cannot be read.
+    Raises PromptFileError for an invalid line, and OSError for an unreadable file.
     """
     name = file or _OWN_FILE
     return tuple(parse_prompt(line, f"{name}:{number}") for number, line in prompt_lines(file))
 
 
 def prompt_lines(file: Path | None) -> list[tuple[int, str]]:
-    """The lines of a prompt file that are not blank, each with its number from 1.
+    """Return the non-blank lines of a prompt file, each with its number from 1.
 
-    Raises PromptFileError for a file without any, and OSError for one that cannot be read.
+    Raises PromptFileError for a file without any, and OSError for an unreadable one.
     """
     source = file or files("dspark.bench.workloads") / _OWN_FILE
     try:
@@ -66,7 +66,7 @@ def prompt_lines(file: Path | None) -> list[tuple[int, str]]:
 
 
 def spread(prompts: Sequence[Prompt], count: int) -> tuple[Prompt, ...]:
-    """The first `count` prompts when the categories take turns, each in its own order."""
+    """Return `count` prompts, taking the categories in turn and each in its order."""
     assert count <= len(prompts), f"{count} of {len(prompts)} prompts"
     by_category: dict[str, list[Prompt]] = {}
     for prompt in prompts:
@@ -76,7 +76,7 @@ def spread(prompts: Sequence[Prompt], count: int) -> tuple[Prompt, ...]:
 
 
 def parse_prompt(line: str, where: str) -> Prompt:
-    """One line. Raises PromptFileError, which begins with `where`."""
+    """Parse one line. Raises PromptFileError, which starts with `where`."""
     try:
         found = json.loads(line)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""An arm's trials, summed up."""
+"""Summarises the trials of an arm."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,19 +8,20 @@ from dspark.bench.workloads.trial import (
     EngineCounts,
     Trial,
     accept_length,
+    accept_rates,
     decode_speed,
-    figures,
     speculation_of,
+    trial_metrics,
 )
 from engine.api import SpeculationStats
 
 STAGES = ("plan", "draft", "verify", "commit", "context")
-REST = "rest"  # of a trial's time: events, the scheduler's release, the driver's own loop
+REST = "rest"  # the other time of a trial: events, release of pages, the driving loop
 
 
 @dataclass(frozen=True, slots=True)
 class CategorySummary:
-    """One kind of prompt within an arm."""
+    """One category of prompts within an arm."""
 
     num_prompts: int
     accept_length: float
@@ -29,9 +30,9 @@ class CategorySummary:
 
 @dataclass(frozen=True, slots=True)
 class StageShare:
-    """Where the host was during a share of the trials' time, prompts' steps included.
+    """Host time of a stage over all steps of the trials, prefill included.
 
-    Host time: on a device that works on its own, a stage's work may be waited for in the next.
+    On an asynchronous device the wait for a stage's work may fall into the next stage.
     """
 
     percent: float
@@ -40,7 +41,7 @@ class StageShare:
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """All trials of one arm. `by_trial` maps a figure's name to its value in each."""
+    """All trials of one arm; by_trial maps the name of a metric to its value in each."""
 
     name: str
     by_trial: Mapping[str, tuple[float, ...]]
@@ -48,8 +49,8 @@ class ArmSummary:
     stages: Mapping[str, StageShare]
     categories: Mapping[str, CategorySummary]
 
-    def spread(self, figure: str) -> Spread:
-        return Spread.of(self.by_trial[figure])
+    def spread(self, metric: str) -> Spread:
+        return Spread.of(self.by_trial[metric])
 
     @property
     def accept_length(self) -> float:
@@ -57,13 +58,11 @@ class ArmSummary:
 
     @property
     def accepted_percent_per_position(self) -> tuple[float, ...]:
-        """Share of all rounds in which the draft token at this position, from 0, stood."""
-        counts, rounds = self.speculation.accept_counts, self.speculation.num_rounds
-        positions = range(1, len(counts))
-        return tuple(100 * sum(counts[position:]) / rounds for position in positions if rounds)
+        """Percentage of rounds in which the draft token at each position was accepted."""
+        return tuple(100 * rate for rate in accept_rates(self.speculation))
 
     def values(self) -> dict[str, object]:
-        """Everything, JSON-ready."""
+        """Return all numbers, JSON-ready."""
         return {
             **{name: self.spread(name).values() for name in self.by_trial},
             "accept_length_counts": list(self.speculation.accept_counts),
@@ -84,11 +83,11 @@ class ArmSummary:
 
 
 def sum_up(name: str, trials: Sequence[Trial]) -> ArmSummary:
-    """What all trials of one arm say."""
-    each = [figures(trial) for trial in trials]
+    """Summarise all trials of one arm."""
+    each = [trial_metrics(trial) for trial in trials]
     return ArmSummary(
         name=name,
-        by_trial={figure: tuple(values[figure] for values in each) for figure in each[0]},
+        by_trial={metric: tuple(values[metric] for values in each) for metric in each[0]},
         speculation=speculation_of([run for trial in trials for run in trial.runs]),
         stages=_stages(trials),
         categories={

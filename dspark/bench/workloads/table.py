@@ -1,4 +1,4 @@
-"""The tables of arms: what users of serving benchmarks look for, a column for each arm."""
+"""Formats tables of arms, one column each: counts, rates, latencies, acceptance, stages."""
 
 from collections.abc import Iterable, Sequence
 
@@ -41,22 +41,27 @@ _LATENCIES = {
 _MOMENTS = {"mean": "mean", "p50": "median", "p99": "p99"}
 
 
+def arm_tables(arms: Sequence[ArmSummary]) -> list[str]:
+    """Return both tables, each followed by a blank line."""
+    return [*arm_table(arms), "", *stage_table(arms), ""]
+
+
 def arm_table(arms: Sequence[ArmSummary]) -> list[str]:
-    """The table that users of serving benchmarks know, a column per arm: median [min - max]."""
+    """Return the table of metrics: median [min - max]."""
     return columns(
         [
             ("", *(arm.name for arm in arms)),
-            *_figure_rows(arms, _COUNTS),
-            *_figure_rows(arms, _RATES),
+            *_metric_rows(arms, _COUNTS),
+            *_metric_rows(arms, _RATES),
             *_latency_rows(arms),
-            *_figure_rows(arms, ("accept_length", "accept_rate_percent", *_DRAFT_COUNTS)),
+            *_metric_rows(arms, ("accept_length", "accept_rate_percent", *_DRAFT_COUNTS)),
             ("accepted at positions 1, 2, ..., %", *map(_positions, arms)),
         ]
     )
 
 
 def stage_table(arms: Sequence[ArmSummary]) -> list[str]:
-    """Where the time of a step goes: share, and ms a step."""
+    """Return the share of each stage, and its ms per step."""
     rows: list[Row] = [("share of the time (host clock)", *(arm.name for arm in arms))]
     for stage in arms[0].stages:
         shares = [arm.stages[stage] for arm in arms]
@@ -64,15 +69,15 @@ def stage_table(arms: Sequence[ArmSummary]) -> list[str]:
     return columns(rows)
 
 
-def _figure_rows(arms: Sequence[ArmSummary], names: Iterable[str]) -> list[Row]:
+def _metric_rows(arms: Sequence[ArmSummary], names: Iterable[str]) -> list[Row]:
     return [(_LABELS[name], *(number(arm.spread(name)) for arm in arms)) for name in names]
 
 
 def _latency_rows(arms: Sequence[ArmSummary]) -> list[Row]:
     return [
-        (f"{label}, {word}, ms", *(number(arm.spread(f"{name}_ms_{moment}")) for arm in arms))
+        (f"{label}, {text}, ms", *(number(arm.spread(f"{name}_ms_{moment}")) for arm in arms))
         for name, label in _LATENCIES.items()
-        for moment, word in _MOMENTS.items()
+        for moment, text in _MOMENTS.items()
     ]
 
 

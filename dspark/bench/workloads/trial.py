@@ -1,4 +1,4 @@
-"""One arm, once: all requests through one engine, and the figures of that."""
+"""Runs a workload once through an engine and computes its metrics."""
 
 import time
 from collections import Counter
@@ -16,12 +16,12 @@ from engine.core.offline import RequestRun, drive
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What every trial asks."""
+    """The requests of every trial."""
 
     prompts: tuple[EncodedPrompt, ...]
     params: EngineSamplingParams
     concurrency: int  # requests open at once
-    make_mask: Callable[[], TokenMask] | None = None  # one for each request
+    make_mask: Callable[[], TokenMask] | None = None  # a factory of one mask per request
 
     def requests(self) -> list[Request]:
         return [
@@ -37,7 +37,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class EngineCounts:
-    """What an engine's counters gained."""
+    """Differences of an engine's counters over a trial."""
 
     num_steps: int = 0
     num_cached_tokens: int = 0
@@ -75,7 +75,7 @@ class EngineCounts:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What happened; runs are in the order of the workload's prompts."""
+    """The result of one run; runs are in the order of the workload's prompts."""
 
     runs: tuple[RequestRun, ...]
     categories: tuple[str, ...]  # of each run
@@ -84,7 +84,7 @@ class Trial:
 
     @classmethod
     def joined(cls, parts: Sequence["Trial"]) -> Self:
-        """One workload that was run in parts; what lay between them is no part of it."""
+        """Join the parts of one workload; time between them does not count."""
         return cls(
             runs=tuple(chain.from_iterable(part.runs for part in parts)),
             categories=tuple(chain.from_iterable(part.categories for part in parts)),
@@ -99,7 +99,7 @@ class Trial:
 def run_trial(
     engine: EngineCore, workload: Workload, *, clock: Callable[[], float] = time.perf_counter
 ) -> Trial:
-    """All requests to their ends. Raises RequestRejected when one cannot be served."""
+    """Run all requests. Raises RequestRejected for a request that cannot be served."""
     before = engine.snapshot()
     started = clock()
     runs = drive(engine, workload.requests(), concurrency=workload.concurrency)
@@ -109,8 +109,8 @@ def run_trial(
     return Trial(tuple(runs), categories, seconds, counts)
 
 
-def figures(trial: Trial) -> dict[str, float]:
-    """Every number of one trial that has a name. Counts as they are, times in ms, rates in 1/s."""
+def trial_metrics(trial: Trial) -> dict[str, float]:
+    """Return every metric of one trial; times in ms, rates in 1/s."""
     runs, seconds = trial.runs, trial.seconds
     num_input = sum(len(run.request.prompt_ids) for run in runs)
     num_output = sum(len(run.token_ids) for run in runs)
@@ -135,13 +135,13 @@ def figures(trial: Trial) -> dict[str, float]:
 
 
 def decode_speed(runs: Sequence[RequestRun]) -> float:
-    """Tokens a second that one request gets after its first event; 0 if none had a second one."""
+    """Return tokens/s of a request after its first event; 0 without further events."""
     seconds = sum(run.ended_at - run.event_times[0] for run in runs)
     return sum(sum(run.event_sizes[1:]) for run in runs) / seconds if seconds > 0 else 0.0
 
 
 def speculation_of(runs: Sequence[RequestRun]) -> SpeculationStats:
-    """What became of all these requests' draft blocks together."""
+    """Return the summed speculation counters of all requests."""
     each = [run.finish.speculation for run in runs if run.finish is not None]
     assert len(each) == len(runs), "a request has not ended"
     counts = [0] * max(len(stats.accept_counts) for stats in each)
@@ -152,8 +152,14 @@ def speculation_of(runs: Sequence[RequestRun]) -> SpeculationStats:
 
 
 def accept_length(stats: SpeculationStats) -> float:
-    """Mean tokens a round, bonus included. Without rounds every pass says one token: 1."""
+    """Return the mean tokens per round, including the bonus; 1 without rounds."""
     return stats.mean_accept_length if stats.num_rounds else 1.0
+
+
+def accept_rates(stats: SpeculationStats) -> tuple[float, ...]:
+    """Return, by position from 0, the share of rounds that accepted the draft token there."""
+    counts, rounds = stats.accept_counts, stats.num_rounds
+    return tuple(sum(counts[k + 1 :]) / rounds for k in range(len(counts) - 1) if rounds)
 
 
 def _speculation(stats: SpeculationStats) -> dict[str, float]:

@@ -37,7 +37,7 @@ from server.settings.schema import Settings, SettingsError
 
 if TYPE_CHECKING:
     from dspark.bench.http.serving_overhead import ServingOverhead
-    from dspark.bench.running import Outcome
+    from dspark.bench.report.outcome import Outcome
 
 USAGE = (
     "dspark bench --config FILE [--compare speculation|stacked|transformers|grammar | --profile] "

@@ -173,7 +173,7 @@ def test_arms_that_differ_are_exit_code_1(
         )
     out = capsys.readouterr().out
     assert code == 1
-    assert "token ids: DIFFERENT, which must not be" in out
+    assert "token ids: DIFFERENT, which violates the guarantee" in out
     assert json.loads(file.read_text())["holds"] is False
 
 

@@ -1,4 +1,4 @@
-"""The comparisons over tiny models, and what they say when an arm is broken on purpose."""
+"""The comparisons over tiny models, also with an arm that violates the guarantee."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from draft import BlockRequest, DraftBlock, DSparkProposer
 from dspark.bench.compare.speculation import SpeculationComparison, compare_speculation
 from dspark.bench.compare.stacked import StackedComparison, compare_stacked
 from dspark.bench.compare.throughput import measure_throughput
-from dspark.bench.running import Outcome
+from dspark.bench.report.outcome import Outcome
 from tests.support.bench.broken_engine import wrong_verification
 from tests.support.bench.runs import silent, workload
 from tests.support.engine.running import generate_alone, oracle
@@ -71,7 +71,9 @@ def parsed(outcome: Outcome) -> dict[str, object]:
 # -- speculation -----------------------------------------------------------------------------
 
 
-def test_speculation_says_what_plain_decoding_says(speculation: SpeculationComparison) -> None:
+def test_speculation_generates_the_text_of_plain_decoding(
+    speculation: SpeculationComparison,
+) -> None:
     found = speculation
     assert found.holds
     assert found.agreement.is_exact
@@ -82,7 +84,7 @@ def test_speculation_says_what_plain_decoding_says(speculation: SpeculationCompa
 
 def test_the_speculation_table_has_what_users_look_for(speculation: SpeculationComparison) -> None:
     text = "\n".join(speculation.lines())
-    for word in (
+    for label in (
         "plain  ",
         "duration, s",
         "output tokens/s, end to end",
@@ -98,7 +100,7 @@ def test_the_speculation_table_has_what_users_look_for(speculation: SpeculationC
         "share of the time (host clock)",
         "token ids: identical in all 10 texts",
     ):
-        assert word in text
+        assert label in text
     for stage in ("plan", "draft", "verify", "commit", "context", "rest"):
         assert f"\n{stage} " in text
     for category in ("chat", "code"):
@@ -132,11 +134,11 @@ def test_the_speculation_json_is_complete(speculation: SpeculationComparison) ->
     assert len(arms["speculation"]["accepted_percent_per_position"]) == 4
 
 
-def test_an_arm_that_says_something_else_fails_the_comparison(draft_folder: Path) -> None:
+def test_an_arm_with_another_text_fails_the_comparison(draft_folder: Path) -> None:
     with wrong_verification(vocab=VOCAB):
         found = compare_plain_and_draft(draft_folder, trials=1)
     assert not found.holds
-    assert "token ids: DIFFERENT, which must not be" in found.lines()
+    assert "token ids: DIFFERENT, which violates the guarantee" in found.lines()
     assert parsed(found)["token_ids_identical"] is False
 
 
@@ -156,7 +158,9 @@ def test_answers_of_one_token_have_no_decode_speed_to_compare(draft_folder: Path
 # -- stacked ---------------------------------------------------------------------------------
 
 
-def test_both_context_paths_say_the_same_with_the_same_rounds(stacked: StackedComparison) -> None:
+def test_both_context_paths_generate_the_same_text_in_the_same_rounds(
+    stacked: StackedComparison,
+) -> None:
     found = stacked
     assert found.holds
     assert found.agreement.is_exact
@@ -192,16 +196,16 @@ def test_the_stacked_table_and_json_have_the_writes_and_the_verdict(
 ) -> None:
     found = stacked
     text = "\n".join(found.lines())
-    for word in (
+    for label in (
         "per layer / stacked",
         "\n512 ",
         "largest |ΔK| ",
-        "memory that the stacked form takes beyond the parameters: 0 bytes",
+        "memory of the stacked form beyond the parameters: 0 bytes",
         "fallback: none",
         "in both arms",
         "stacked / per layer, output tokens/s end to end: ",
     ):
-        assert word in text
+        assert label in text
     overlap = found.stacked.spread("tokens_per_s").overlaps(found.per_layer.spread("tokens_per_s"))
     assert ("no measurable difference" in text) is overlap
     values = parsed(found)
@@ -213,8 +217,8 @@ def test_the_stacked_table_and_json_have_the_writes_and_the_verdict(
 def test_a_path_that_spoils_the_context_is_caught_by_its_rounds(draft_folder: Path) -> None:
     """Other guesses do not change the text, but they change what is accepted."""
     target = tiny_target(has_eos=False)
-    asked = [list(prompt.token_ids) for prompt in PATHS.prompts]
-    texts = [ids + generate_alone(target, ids, PATHS.params.max_new_tokens) for ids in asked]
+    prompts = [list(prompt.token_ids) for prompt in PATHS.prompts]
+    texts = [ids + generate_alone(target, ids, PATHS.params.max_new_tokens) for ids in prompts]
     with oracle(texts, good=3, vocab=VOCAB):
         propose = DSparkProposer.propose
 
@@ -247,7 +251,7 @@ def test_a_fallback_is_named(draft_folder: Path) -> None:
 # -- one arm ---------------------------------------------------------------------------------
 
 
-def test_one_arm_alone_is_measured_as_it_is(draft_folder: Path) -> None:
+def test_throughput_of_one_arm(draft_folder: Path) -> None:
     target = tiny_target(has_eos=False)
     plain = measure_throughput(tiny_engine(target=target), workload(2), trials=2, report=silent)
     drafted = measure_throughput(

@@ -1,4 +1,4 @@
-"""What it costs to keep to a grammar, on a tiny pair."""
+"""The cost of a grammar, on a tiny pair."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +12,11 @@ from tests.support.engine.option_cases import ByParity
 from tests.support.engine.tiny_models import tiny_engine, tiny_target, write_tiny_draft
 
 
-class Everything:
-    """A mask that rules nothing out."""
+class AllowAll:
+    """A mask that allows every token."""
 
-    def fill(self, draft_ids: Sequence[int], words: npt.NDArray[np.uint32]) -> None:
-        words[:] = 0xFFFF_FFFF
+    def fill(self, draft_ids: Sequence[int], bits: npt.NDArray[np.uint32]) -> None:
+        bits[:] = 0xFFFF_FFFF
 
     def commit(self, token_id: int) -> bool:
         return False
@@ -35,7 +35,7 @@ def compared(folder: Path, masks: Masks) -> tuple[GrammarComparison, list[str]]:
 
 
 def test_text_under_a_mask_that_allows_all_of_it_is_the_free_text(tmp_path: Path) -> None:
-    comparison, labels = compared(tmp_path, Masks(any_text=Everything, grammar=ByParity))
+    comparison, labels = compared(tmp_path, Masks(any_text=AllowAll, grammar=ByParity))
     assert comparison.holds
     assert len(labels) == NUM_ARMS * 3
     values = comparison.values()
@@ -47,6 +47,6 @@ def test_text_under_a_mask_that_allows_all_of_it_is_the_free_text(tmp_path: Path
     assert "identical" in lines
 
 
-def test_a_mask_that_does_rule_something_out_is_found(tmp_path: Path) -> None:
+def test_a_mask_that_forbids_tokens_fails_the_comparison(tmp_path: Path) -> None:
     comparison, _ = compared(tmp_path, Masks(any_text=ByParity, grammar=ByParity))
     assert not comparison.holds

@@ -1,4 +1,4 @@
-"""Where the time of a round goes: what is timed, what must be read, and what is left behind."""
+"""The profile of a decode round: bytes, times, and the state of the engine afterwards."""
 
 import json
 from pathlib import Path
@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draft import BlockPass
+from dspark.bench.profile.decode_steps import PARTS, record_decode_steps
 from dspark.bench.profile.first_token import products_case, prompt_case
+from dspark.bench.profile.pass_cases import PassCases
 from dspark.bench.profile.profile import WHOLE, Part, Profile
 from dspark.bench.profile.profiling import NUM_REPORTS, contexts_within, measure_profile
-from dspark.bench.profile.rig import Rig
-from dspark.bench.profile.steady import PARTS, record_steps
-from dspark.bench.profile.timing import difference_ms, in_turns, timed_method
+from dspark.bench.profile.timing import difference_ms, seconds_in_turns
 from dspark.bench.profile.traffic import DraftTraffic, TargetTraffic, weight_bytes
 from dspark.bench.report.statistics import Spread
+from dspark.bench.workloads.timing import marked_calls
 from engine.build import Built
 from engine.core.offline import drive
 from tests.support.bench.runs import workload
@@ -32,7 +33,7 @@ from tests.support.engine.tiny_models import (
 )
 
 FLOAT = 4  # bytes
-ASKED = workload(3, max_tokens=12, high=12)
+LOAD = workload(3, max_tokens=12, high=12)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture(scope="module")
 def profile(built: Built) -> Profile:
     labels: list[str] = []
-    found = measure_profile(built, ASKED, turns=2, device=CPU, report=labels.append)
+    found = measure_profile(built, LOAD, turns=2, device=CPU, report=labels.append)
     assert len(labels) == NUM_REPORTS
     return found
 
@@ -62,7 +63,7 @@ def test_a_target_pass_reads_its_layers_its_head_and_its_keys_and_values(built: 
     assert traffic.kv_per_token == FLOAT * LAYERS * 2 * kv_heads * dim
 
 
-def test_weights_that_lie_in_one_storage_count_for_themselves() -> None:
+def test_views_of_one_storage_count_by_their_own_size() -> None:
     storage = torch.zeros(100, 4)
     layer = nn.Linear(4, 10, bias=False)
     layer.weight = nn.Parameter(storage[:10])
@@ -90,7 +91,7 @@ def test_a_draft_round_reads_the_markov_heads_output_once_for_every_token(built:
     assert DraftTraffic.of(tiny_engine()) is None
 
 
-def test_a_part_is_held_against_the_time_of_reading_its_bytes() -> None:
+def test_a_part_is_compared_with_the_time_of_reading_its_bytes() -> None:
     part = Part("x", Spread.of([3.0]), num_bytes=2_000_000, how=WHOLE)
     assert part.limit_ms(1e9) == pytest.approx(2.0)
     assert part.of_limit(1e9) == pytest.approx(1.5)
@@ -101,10 +102,10 @@ def test_a_part_is_held_against_the_time_of_reading_its_bytes() -> None:
 # -- clocks ----------------------------------------------------------------------------------
 
 
-def test_cases_take_turns_and_change_who_goes_first() -> None:
+def test_cases_are_interleaved_in_alternating_order() -> None:
     order: list[str] = []
     cases = {name: (lambda name=name: order.append(name)) for name in "ab"}
-    found = in_turns(cases, turns=3, device=CPU, warm_up=1)
+    found = seconds_in_turns(cases, turns=3, device=CPU, warm_up=1)
     assert "".join(order) == "abbaabba"
     assert {name: len(values) for name, values in found.items()} == {"a": 3, "b": 3}
 
@@ -113,26 +114,26 @@ def test_a_difference_is_taken_turn_by_turn() -> None:
     assert difference_ms([0.5, 1.0], [0.25, 0.25]) == Spread.of([250.0, 750.0])
 
 
-def test_a_timed_method_is_the_old_one_afterwards() -> None:
+def test_a_method_is_restored_after_its_calls_were_marked() -> None:
     class Owner:
         def work(self, a: int, *, b: int) -> int:
             return a + b
 
     owner = Owner()
-    with timed_method(owner, "work") as seconds:
+    with marked_calls(owner, "work", iter(range(9)).__next__) as marks:
         assert owner.work(1, b=2) == 3
         assert owner.work(2, b=2) == 4
-    assert len(seconds) == 2
+    assert marks == [(0, 1), (2, 3)]
     assert vars(owner) == {}
 
 
 # -- rounds ----------------------------------------------------------------------------------
 
 
-def test_rounds_leave_out_prompts_and_their_parts_are_the_whole(built: Built) -> None:
+def test_rounds_exclude_prefill_and_their_parts_add_up(built: Built) -> None:
     built.engine.flush_cache()
     before = built.engine.snapshot().num_steps
-    found = record_steps(built, ASKED)
+    found = record_decode_steps(built, LOAD)
     taken = built.engine.snapshot().num_steps - before
     assert len(found.steps) == taken - 3  # each request has one step over its prompt
     for i, seconds in enumerate(found.steps):
@@ -164,13 +165,13 @@ def test_a_profile_has_every_part_and_every_number_goes_into_json(profile: Profi
 
 @pytest.mark.parametrize("native", ["auto", "off"])
 def test_a_round_without_its_chain_is_the_rest_of_it(native: str, tmp_path: Path) -> None:
-    """A pass of the same block that stops at the base logits, whoever computes it."""
+    """Both implementations can stop at the base logits."""
     built = tiny_engine(
         target=tiny_target(has_eos=False),
         draft_folder=write_tiny_draft(tmp_path),
         native_kernels=native,
     )
-    run = Rig(built, CPU).draft_pass(context=20)
+    run = PassCases(built, CPU).draft_pass(context=20)
     assert run is not None
     with torch.inference_mode():
         found = run()
@@ -179,17 +180,17 @@ def test_a_round_without_its_chain_is_the_rest_of_it(native: str, tmp_path: Path
     assert found.base_logits.shape == (1, 4, VOCAB)
 
 
-def test_a_round_that_is_one_recording_keeps_block_and_chain_together(
+def test_a_round_in_one_graph_keeps_block_and_chain_together(
     built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Rig, "draft_pass", lambda self, *, context: None)
-    found = measure_profile(built, ASKED, turns=1, device=CPU, report=lambda label: None)
+    monkeypatch.setattr(PassCases, "draft_pass", lambda self, *, context: None)
+    found = measure_profile(built, LOAD, turns=1, device=CPU, report=lambda label: None)
     names = {part.name.strip() for part in found.parts}
     assert "draft block and chain besides" in names
     assert "Markov chain and confidences" not in names
 
 
-def test_the_first_token_is_held_against_the_products_of_its_prompt(profile: Profile) -> None:
+def test_the_first_token_is_compared_with_the_products_of_its_prompt(profile: Profile) -> None:
     values = json.loads(json.dumps(profile.values()))["first_token"]
     assert values["prompt_tokens"] == 159  # of 400: what the model has room for
     assert values["ttft_ms"]["median"] > 0
@@ -201,7 +202,7 @@ def test_the_first_token_is_held_against_the_products_of_its_prompt(profile: Pro
 
 
 @pytest.mark.parametrize("has_draft", [True, False])
-def test_the_products_beside_a_first_token_are_those_of_its_step(
+def test_the_products_of_a_first_token_are_those_of_its_step(
     has_draft: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The target's layers and the draft's context write of all rows, and the head of one."""
@@ -226,16 +227,16 @@ def test_the_products_beside_a_first_token_are_those_of_its_step(
 
 def test_an_engine_without_a_draft_has_a_profile_of_its_target(built: Built) -> None:
     plain = tiny_engine(target=built.target)
-    found = measure_profile(plain, ASKED, turns=1, device=CPU, report=lambda label: None)
+    found = measure_profile(plain, LOAD, turns=1, device=CPU, report=lambda label: None)
     assert found.window == 1
     assert len(found.parts) == 4
     assert all(len(parts) == 1 for parts in found.by_context.values())
 
 
-def test_an_engine_says_the_same_after_its_profile_was_taken(built: Built) -> None:
+def test_an_engine_generates_the_same_text_after_a_profile(built: Built) -> None:
     with torch.inference_mode():
         built.engine.flush_cache()
-    first = [run.token_ids for run in drive(built.engine, ASKED.requests(), concurrency=2)]
-    measure_profile(built, ASKED, turns=1, device=CPU, report=lambda label: None)
-    again = [run.token_ids for run in drive(built.engine, ASKED.requests(), concurrency=2)]
+    first = [run.token_ids for run in drive(built.engine, LOAD.requests(), concurrency=2)]
+    measure_profile(built, LOAD, turns=1, device=CPU, report=lambda label: None)
+    again = [run.token_ids for run in drive(built.engine, LOAD.requests(), concurrency=2)]
     assert again == first

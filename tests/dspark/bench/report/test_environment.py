@@ -11,7 +11,7 @@ from dspark.bench.running import device_circumstances
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
-def test_a_result_says_where_and_with_what() -> None:
+def test_a_result_has_its_machine_and_versions() -> None:
     where = {**circumstances(Start(START, 0.25)), **device_circumstances(torch.device("cpu"))}
     found = json.loads(json.dumps(where))
     assert found["date"] == "2026-01-02T03:04:05+00:00"

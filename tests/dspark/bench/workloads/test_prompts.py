@@ -26,7 +26,7 @@ def test_the_projects_own_prompts_are_fifteen_of_each_kind_and_all_different() -
     assert len({prompt.messages[0]["content"] for prompt in prompts}) == 60
 
 
-def test_each_form_of_a_line_is_understood(tmp_path: Path) -> None:
+def test_each_form_of_a_line_is_read(tmp_path: Path) -> None:
     system = {"role": "system", "content": "be brief"}
     file = file_with(
         tmp_path,
@@ -48,7 +48,7 @@ def test_line_separators_within_a_text_do_not_end_a_line(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         ("{", "prompts.jsonl:2: this is no JSON"),
         ("[1]", "prompts.jsonl:2: found a list; accepted: an object with prompt, turns"),
@@ -62,11 +62,11 @@ def test_line_separators_within_a_text_do_not_end_a_line(tmp_path: Path) -> None
         ({"prompt": "x", "category": 3}, "prompts.jsonl:2: category: found 3; accepted: a name"),
     ],
 )
-def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: object, words: str) -> None:
+def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: object, message: str) -> None:
     file = file_with(tmp_path, {"prompt": "fine"}, line)
     with pytest.raises(PromptFileError) as refused:
         read_prompts(file)
-    assert words in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_file_without_prompts_or_without_text_is_refused(tmp_path: Path) -> None:

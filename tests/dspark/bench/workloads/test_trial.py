@@ -1,10 +1,10 @@
-"""Figures of lives that can be checked by hand."""
+"""Metrics of runs, checked by hand."""
 
 import pytest
 
 from dspark.bench.workloads.summary import REST, sum_up
 from dspark.bench.workloads.table import arm_table, stage_table
-from dspark.bench.workloads.trial import figures
+from dspark.bench.workloads.trial import trial_metrics
 from engine import EngineSnapshot, SpeculationStats
 from tests.support.bench.runs import run, trial
 
@@ -12,7 +12,7 @@ from tests.support.bench.runs import run, trial
 def test_rates_and_latencies_of_two_requests() -> None:
     first = run([1.0, 2.0, 4.0], [1, 3, 2], started_at=0.5)
     second = run([5.0, 6.0], [1, 1], started_at=4.0, prompt=(1, 2))
-    found = figures(trial([first, second], seconds=8.0))
+    found = trial_metrics(trial([first, second], seconds=8.0))
     assert found["requests"] == 2
     assert (found["input_tokens"], found["output_tokens"]) == (5, 8)
     assert found["tokens_per_s"] == 1.0
@@ -27,12 +27,12 @@ def test_rates_and_latencies_of_two_requests() -> None:
 
 
 def test_a_request_of_one_token_has_a_first_token_and_no_more() -> None:
-    found = figures(trial([run([0.25], [1])]))
+    found = trial_metrics(trial([run([0.25], [1])]))
     assert found["ttft_ms_p99"] == 250
     assert (found["decode_tokens_per_s"], found["tpot_ms_mean"], found["itl_ms_p99"]) == (0, 0, 0)
 
 
-def test_accept_length_is_one_more_than_what_stood_in_a_round() -> None:
+def test_accept_length_is_one_more_than_the_accepted_tokens_of_a_round() -> None:
     stats = [SpeculationStats((2, 1, 1), 10), SpeculationStats((0, 0, 0, 4), 12)]
     arm = sum_up("a", [trial([run([1.0], [1], stats=s) for s in stats])])
     found = {name: values[0] for name, values in arm.by_trial.items()}
@@ -45,11 +45,11 @@ def test_accept_length_is_one_more_than_what_stood_in_a_round() -> None:
 def test_withheld_drafts_are_those_of_the_trial() -> None:
     before = EngineSnapshot(num_withheld_draft_tokens=5)
     after = EngineSnapshot(num_withheld_draft_tokens=12)
-    found = figures(trial([run([1.0], [1])], before=before, after=after))
+    found = trial_metrics(trial([run([1.0], [1])], before=before, after=after))
     assert found["withheld_draft_tokens"] == 7
 
 
-def test_without_a_draft_every_pass_says_one_token() -> None:
+def test_without_a_draft_every_pass_generates_one_token() -> None:
     arm = sum_up("plain", [trial([run([1.0, 2.0], [1, 1])])])
     assert arm.accept_length == 1
     assert arm.accepted_percent_per_position == ()
@@ -72,7 +72,7 @@ def test_stage_shares_are_what_the_counters_gained_and_the_rest() -> None:
     assert any("37.5 %" in line and "750.000 ms" in line for line in stage_table([arm]))
 
 
-def test_categories_are_summed_up_apart() -> None:
+def test_categories_are_summarised_separately() -> None:
     chat = run([1.0, 2.0], [1, 1], stats=SpeculationStats((1,), 3))
     code = run([1.0, 2.0], [1, 4], stats=SpeculationStats((0, 0, 0, 1), 3))
     arm = sum_up("a", [trial([chat, code], categories=["chat", "code"])] * 3)

@@ -1,4 +1,4 @@
-"""Where the host is during real rounds of the whole engine: step by step, prompts left out."""
+"""Records the host time of decode steps of a running engine, part by part."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 import torch
 
-from dspark.bench.profile.timing import timed_method
 from dspark.bench.report.statistics import Spread
+from dspark.bench.workloads.timing import marked_calls
 from dspark.bench.workloads.trial import Workload
 from engine.api import EngineSnapshot
 from engine.build import Built
 
-# In the order of a step. "verify" of the engine's own clock is the target pass and what is
-# around it, which are told apart here; "rest" is release, metrics and events.
+# In the order of a step. The engine's "verify" is split into the target forward and the work
+# around it; "rest" is release, metrics and events.
 PARTS = ("plan", "draft", "target forward", "batch and verification", "commit", "context", "rest")
 
 
 @dataclass(frozen=True, slots=True)
-class SteadySteps:
+class DecodeSteps:
     """Steps in which every running request was past its prompt and got tokens."""
 
     parts: Mapping[str, tuple[float, ...]]  # seconds, step by step
@@ -32,16 +32,16 @@ class SteadySteps:
         return Spread.of([1000 * value for value in self.steps])
 
 
-def record_steps(
+def record_decode_steps(
     built: Built, workload: Workload, *, clock: Callable[[], float] = time.perf_counter
-) -> SteadySteps:
-    """Run the workload to its end. Raises RequestRejected when a request cannot be served."""
+) -> DecodeSteps:
+    """Run the workload. Raises RequestRejected for a request that cannot be served."""
     engine = built.engine
     waiting = list(reversed(workload.requests()))
-    started: dict[str, bool] = {}  # running requests: whether they have had a token
+    started: dict[str, bool] = {}  # running requests: whether they have a token
     parts: dict[str, list[float]] = {part: [] for part in PARTS}
     steps: list[float] = []
-    with torch.inference_mode(), timed_method(built.runner, "forward") as forwards:
+    with torch.inference_mode(), marked_calls(built.runner, "forward", clock) as forwards:
         while waiting or not engine.is_idle:
             while waiting and len(started) < workload.concurrency:
                 request = waiting.pop()
@@ -49,19 +49,21 @@ def record_steps(
                 engine.add(request)
             before = engine.snapshot()
             forwards.clear()
-            begun = clock()
+            began = clock()
             events = engine.step()
-            seconds = clock() - begun
+            seconds = clock() - began
             if all(started.values()) and {e.request_id for e in events} == set(started):
                 steps.append(seconds)
-                spent = _parts(before, engine.snapshot(), sum(forwards), seconds)
+                spent = _parts(
+                    before, engine.snapshot(), sum(end - begin for begin, end in forwards), seconds
+                )
                 for part, value in spent.items():
                     parts[part].append(value)
             for event in events:
                 started[event.request_id] = True
                 if event.finish is not None:
                     del started[event.request_id]
-    return SteadySteps({part: tuple(values) for part, values in parts.items()}, tuple(steps))
+    return DecodeSteps({part: tuple(values) for part, values in parts.items()}, tuple(steps))
 
 
 def _parts(

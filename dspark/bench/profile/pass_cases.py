@@ -1,8 +1,7 @@
-"""Single parts of a round, run on an idle engine's own models and pool, at a shape of choice.
+"""Builds cases that run single passes of a round at a given shape.
 
-The pages are taken without asking the scheduler, so nothing may run, and nothing that was cached is
-true afterwards. What is computed is nonsense; what it takes is not, for time does not depend on
-the numbers.
+They use the models and the pool of an idle engine and bypass the scheduler: afterwards no cached
+page is valid. The results are meaningless, but times do not depend on the values.
 """
 
 import dataclasses
@@ -11,13 +10,13 @@ import torch
 from torch import Tensor
 
 from draft import BlockRequest, BlockSampling, DSparkProposer
-from dspark.bench.profile.timing import Case
+from dspark.bench.workloads.timing import Case
 from engine.build import Built
 from engine.runner.batch import ScheduleBatch, batch_of_rows
 
 
-class Rig:
-    """Makes cases to be timed. Each prepares its input once, outside of the clock."""
+class PassCases:
+    """Builds cases for timing; the inputs are prepared in advance."""
 
     def __init__(self, built: Built, device: torch.device) -> None:
         self._built = built
@@ -28,35 +27,35 @@ class Rig:
         self.max_tokens = min(built.pool.num_slots - self.num_slots, built.target.max_len)
 
     def target_pass(self, *, context: int, rows: int, has_logits: bool = True) -> Case:
-        """A window of `rows` after `context` tokens of one sequence; logits of each row."""
+        """Return a target pass over `rows` after `context` tokens, with logits of each row."""
         batch = self._batch(context, rows)
         if not has_logits:
             batch = dataclasses.replace(batch, logit_rows=batch.logit_rows[:0])
         return lambda: self._built.runner.forward(batch)
 
     def draft_round(self, *, context: int) -> Case:
-        """One greedy block after `context` tokens of one sequence."""
+        """Return a greedy draft round after `context` tokens of one sequence."""
         request = self._block_request(context)
         return lambda: self._built.proposer.propose(request)
 
     def draft_pass(self, *, context: int) -> Case | None:
-        """The same as far as the base logits; None where a round is one recording.
+        """Return the draft pass up to the base logits; None if a graph covers the round.
 
-        A row that draws has its tokens picked outside of a kernel.
+        It uses a sampled row, whose tokens are picked outside the native kernel.
         """
         proposer = self._built.proposer
         if not isinstance(proposer, DSparkProposer):
             return None
-        drawn = BlockSampling(
+        sampling = BlockSampling(
             rows=torch.zeros(1, dtype=torch.long, device=self._device),
             temperatures=torch.ones(1, device=self._device),
             uniforms=torch.zeros(1, proposer.block_size, dtype=torch.float64, device=self._device),
         )
-        request = dataclasses.replace(self._block_request(context), sampling=drawn)
+        request = dataclasses.replace(self._block_request(context), sampling=sampling)
         return lambda: proposer.run_pass(request)
 
     def draft_head(self) -> Case:
-        """The head's product over one block, alone."""
+        """Return the product with the LM head over one block."""
         assert self._built.draft is not None
         network = self._built.draft.network
         hidden = self._hidden(network.config.block_size, network.config.hidden_size)
@@ -70,8 +69,7 @@ class Rig:
         return lambda: self._built.proposer.write_context(aux, positions, positions)
 
     def prefill(self, *, num_tokens: int, chunk: int) -> Case:
-        """A whole prompt, chunk after chunk, as a step does it: logits of the last row only, and
-        every row's context write."""
+        """Return a chunked prefill with context writes, and logits of the last row."""
         steps = []
         for start in range(0, num_tokens, chunk):
             batch = self._batch(start, min(chunk, num_tokens - start))
@@ -102,7 +100,7 @@ class Rig:
         return batch_of_rows([piece], page_size=self.page_size)
 
     def _table(self, num_tokens: int) -> list[int]:
-        """Pages one after another: position i lies in slot i."""
+        """Return consecutive pages: position i is slot i."""
         assert num_tokens <= self._built.pool.num_slots, num_tokens
         return list(range(-(-num_tokens // self.page_size)))
 
