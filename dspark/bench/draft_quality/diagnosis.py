@@ -14,8 +14,8 @@ from torch import Tensor
 
 from draft import BlockRequest, DraftLoadError, DSparkConfig, DSparkProposer
 from draft.config import check_taps
-from dspark.bench.compare.arms import Report
 from dspark.bench.compare.identity import generate_reference
+from dspark.bench.workloads.interleaving import Report
 from engine.build import load_models
 from engine.config import EngineConfig
 from engine.errors import LoadError
