@@ -33,7 +33,7 @@ from engine.platform.auto_settings import (
     resolve_dtype,
     resolve_num_draft_tokens,
 )
-from engine.platform.openmp import dismiss_helpers
+from engine.platform.openmp import release_workers
 from engine.runner.target_model import Target
 from engine.scheduler.request_limits import RequestLimits
 from engine.scheduler.scheduler import Scheduler
@@ -65,7 +65,7 @@ def build_engine(config: EngineConfig) -> EngineWorker:
     device = resolve_device(config)
     num_threads = configure_threads(config, device)
     built = load_engine(config, device=device)
-    dismiss_helpers()  # this thread has computed; from now on the engine's own does
+    release_workers()  # from now on the engine's thread computes, with its workers alone
     monitor = AcceptanceMonitor()
     return EngineWorker(
         built.engine,

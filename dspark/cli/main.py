@@ -17,7 +17,7 @@ from dspark.cli.commands import COMMANDS, Command
 from engine import EngineError
 from engine.errors import os_error_text
 from engine.platform.host import installed_version
-from engine.platform.openmp import wait_shortly
+from engine.platform.openmp import limit_spinning
 from server.settings.flags import Parser
 from server.settings.names import did_you_mean
 from server.settings.schema import SettingsError
@@ -29,7 +29,7 @@ _TERMINATED = 128 + signal.SIGTERM
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (that of the process by default); its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    wait_shortly()
+    limit_spinning()
     try:
         with _terminated_as_an_exception():
             return _run(words)

@@ -1,4 +1,4 @@
-"""Restores the unmodified computation of a module for the length of a block."""
+"""Restores a model's unmodified computation temporarily."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,23 +13,22 @@ from engine.loading.fused_norms import norms_as_loaded
 
 @contextmanager
 def as_loaded(module: nn.Module) -> Iterator[None]:
-    """Within the block PyTorch computes every layer's product, and norms as they were loaded;
-    afterwards as before."""
-    others = [
+    """Run matrix products and norms as they were loaded, by PyTorch, within the block."""
+    replaced = [
         (layer, layer.__dict__["forward"])
         for layer in module.modules()
         if type(layer) is nn.Linear and "forward" in layer.__dict__
     ]
-    narrow = [(m, m.product) for m in module.modules() if type(m) is Int8Linear]
-    for layer, _ in others:
+    quantised = [(m, m.product) for m in module.modules() if type(m) is Int8Linear]
+    for layer, _ in replaced:
         layer.__dict__["forward"] = forward_with(layer, widening_linear)
-    for quantised, _ in narrow:
-        quantised.product = product_by_pytorch
+    for narrow, _ in quantised:
+        narrow.product = product_by_pytorch
     try:
         with norms_as_loaded(module):
             yield
     finally:
-        for quantised, product in narrow:
-            quantised.product = product
-        for layer, forward in others:
+        for narrow, product in quantised:
+            narrow.product = product
+        for layer, forward in replaced:
             layer.__dict__["forward"] = forward

@@ -1,4 +1,4 @@
-"""From a folder or hub id to a draft that fits the target, or a clear refusal."""
+"""Loads a draft from a folder or hub id, and refuses one that does not fit the target."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +23,15 @@ from engine.loading.target import LoadedTarget
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """A draft network and its canonical config."""
+    """Holds a draft network and its canonical config."""
 
     config: DSparkConfig
     network: DSparkNetwork
-    calibration: Calibration | None = None  # of its confidences, if one lies beside it
+    calibration: Calibration | None = None  # of its confidences, if its folder has one
 
 
 def load_draft(config: EngineConfig, target: LoadedTarget, device: torch.device) -> LoadedDraft:
-    """Raises LoadError when the draft is not there or does not fit the target."""
+    """Load a config's draft. Raises LoadError when it is missing or does not fit the target."""
     assert config.draft is not None
     folder = resolve_folder(config.draft, config.draft_revision)
     facts = TargetFacts(
@@ -59,15 +59,17 @@ def load_draft(config: EngineConfig, target: LoadedTarget, device: torch.device)
 
 
 def resolve_folder(name: str, revision: str | None) -> Path:
-    """Where a draft lies, fetched from the hub if need be. Raises LoadError."""
+    """Find a draft's folder, after a download from the hub if needed. Raises LoadError."""
     if Path(name).is_dir():
         return Path(name)
     if name.startswith((".", "/")):
-        raise LoadError(f"speculative.draft_model: no folder at {name!r}")
+        raise LoadError(
+            f"speculative.draft_model: found {name!r}; accepted: a folder that exists, or a hub id"
+        )
     try:
         return Path(snapshot_download(name, revision=revision))
     except Exception as error:
         raise LoadError(
-            f"speculative.draft_model: {name!r} is neither a folder here nor to be had from the "
-            f"model hub ({type(error).__name__})"
+            f"speculative.draft_model: {name!r} is no folder on this machine, and the model hub "
+            f"has no such model or cannot be reached ({type(error).__name__})"
         ) from error

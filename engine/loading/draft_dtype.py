@@ -1,4 +1,4 @@
-"""In which precision a draft's matrices lie in memory."""
+"""Chooses the dtype in which a draft's matrices are stored."""
 
 import torch
 
@@ -12,25 +12,25 @@ from engine.errors import LoadError
 _NARROW = torch.bfloat16
 
 
-def choose_precision(
+def set_draft_dtype(
     config: EngineConfig,
     network: DSparkNetwork,
     *,
     native: Native | None,
     device: torch.device,
 ) -> None:
-    """Hold the draft's matrices as speculative.draft_dtype says, and make its layers widen them.
+    """Store the draft's matrices in speculative.draft_dtype; its layers widen them to compute.
 
-    auto narrows beside a float32 target where there are native kernels to read them and the
-    checkpoint's own matrices lose nothing. Beside a bfloat16 target such kernels compute in
-    float32, from the same bfloat16 matrices. Raises LoadError when the setting cannot be had.
+    auto means bfloat16 for a float32 target, if CPU kernels can read it and the checkpoint's values
+    are unchanged by it. For a bfloat16 target the CPU kernels compute in float32 from the same
+    bfloat16 matrices. Raises LoadError when the setting is not possible.
     """
     dtype = _dtype(config, network, has_kernels=native is not None)
     if dtype != network.dtype and (network.dtype != torch.float32 or device.type != "cpu"):
         raise LoadError(
-            f"speculative.draft_dtype is {config.draft_dtype!r}; beside a target in "
-            f"{_name(network.dtype)} on {device.type} accepted is auto (bfloat16 matrices beside "
-            "a float32 target are for the CPU)"
+            f"speculative.draft_dtype: found {config.draft_dtype}; accepted for a target in "
+            f"{_name(network.dtype)} on {device.type}: auto (bfloat16 matrices with a float32 "
+            "target are for the CPU)"
         )
     cast_matrices(network, dtype)
     if native is not None and dtype == _NARROW:

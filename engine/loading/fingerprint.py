@@ -1,4 +1,4 @@
-"""Which target a draft was trained for: a short name made of a sample of the target's weights."""
+"""Identifies the target that a draft was trained for, by a hash over some of its weights."""
 
 import hashlib
 import json
@@ -13,17 +13,17 @@ from engine.loading.target import LoadedTarget
 
 FIELD = "target_fingerprint"  # in a draft's config.json
 
-_SIDE = 64  # rows and columns taken of each matrix
-_SMALLEST = 2.0**-12  # anything nearer to 0 counts as 0
+_SIDE = 64  # sampled rows and columns of each matrix
+_SMALLEST = 2.0**-12  # smaller magnitudes count as 0
 _DIGITS = 32
 
 
 def target_fingerprint(target: LoadedTarget) -> str | None:
-    """Of the embedding and the first matrix of the middle and the last layer.
+    """Hash the embedding and the first matrix of the middle and the last layer.
 
-    The same in float32, bfloat16 and float16 for a model that was published in bfloat16: values
-    are rounded to bfloat16, and those that float16 cannot hold count as 0. None for a target
-    whose matrices are not plain, as a quantised one's.
+    A model published in bfloat16 has the same fingerprint in float32, bfloat16 and float16: values
+    are rounded to bfloat16, and those too small for float16 count as 0. None for a target whose
+    matrices are not plain tensors, such as a quantised one.
     """
     layers = target.parts.layers
     matrices = [
@@ -35,7 +35,7 @@ def target_fingerprint(target: LoadedTarget) -> str | None:
 
 
 def fingerprint_of(matrices: Sequence[Tensor]) -> str:
-    """A hash over evenly spaced rows and columns of each, and over their shapes."""
+    """Hash evenly spaced rows and columns of each matrix, and the shapes."""
     digest = hashlib.sha256()
     for matrix in matrices:
         sample = matrix.detach()
@@ -50,9 +50,9 @@ def fingerprint_of(matrices: Sequence[Tensor]) -> str:
 
 
 def refuse_another_target(folder: Path, target: LoadedTarget) -> None:
-    """Raises LoadError for a draft that names another target than this one.
+    """Raise LoadError for a draft whose config names another target.
 
-    A draft that names none, or a target that cannot be named, passes.
+    A draft without a fingerprint passes, and so does a target that has none.
     """
     named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(FIELD)
     found = target_fingerprint(target) if named is not None else None
@@ -60,7 +60,7 @@ def refuse_another_target(folder: Path, target: LoadedTarget) -> None:
         raise LoadError(
             f"speculative.draft_model: {FIELD}: found {named}; accepted: {found}, which is this "
             "target's: the draft was trained for other weights (speculative.allow_other_target: "
-            "true takes it all the same)"
+            "true loads it nevertheless)"
         )
 
 

@@ -1,8 +1,8 @@
-"""Root-mean-square norms of a target by one kernel each, where a device waits for launches.
+"""Fuses each RMSNorm of a target into one kernel, to save kernel launches on a GPU.
 
-transformers writes a norm as eight operations, and a decoder layer has two to four norms. At small
-batches a GPU is busy with starting kernels: of those of a recorded pass norms are half. PyTorch has
-one kernel for all eight on CUDA.
+transformers computes a norm in eight operations, and a decoder layer has two to four norms. At
+small batches launches dominate, and half of a captured pass's kernels are norms. PyTorch has one
+CUDA kernel for all eight operations.
 """
 
 from collections.abc import Iterator
@@ -16,15 +16,15 @@ from torch.nn import functional as F
 
 _NAME = "RMSNorm"  # how transformers' classes end
 _EPSILONS = ("variance_epsilon", "eps")
-# Roundings of the module's own dtype: it rounds before it multiplies by the weight, we do not. In
-# float32 it is the order of a sum that differs.
+# Allowed difference, in roundings of the module's dtype: the module rounds before it multiplies by
+# the weight, the fused kernel after. In float32 the order of a sum differs.
 _ROUNDINGS = 2
 _LEAST = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class FusedNorm:
-    """What stands for a module's `forward`. The weight is the module's own, whatever it becomes."""
+    """Replaces a norm's `forward`; reads the module's weight at each call."""
 
     module: nn.Module
     eps: float
@@ -36,7 +36,7 @@ class FusedNorm:
 
 @torch.no_grad()
 def fuse_norms(model: nn.Module) -> int:
-    """Let every module that is such a norm, and says the same fused, compute that way; how many."""
+    """Fuse every RMSNorm whose fused result is the same; the number of fused norms."""
     fused = 0
     for module in model.modules():
         norm = _fused(module)
@@ -48,7 +48,7 @@ def fuse_norms(model: nn.Module) -> int:
 
 @contextmanager
 def norms_as_loaded(model: nn.Module) -> Iterator[None]:
-    """Within the block norms compute as transformers wrote them."""
+    """Compute norms as transformers does within the block."""
     fused = [m for m in model.modules() if isinstance(m.__dict__.get("forward"), FusedNorm)]
     norms = [(module, module.__dict__.pop("forward")) for module in fused]
     try:
@@ -59,7 +59,7 @@ def norms_as_loaded(model: nn.Module) -> Iterator[None]:
 
 
 def _fused(module: nn.Module) -> FusedNorm | None:
-    """None for what is no such norm, or is fused already."""
+    """The fused form of a module; None for one that is no RMSNorm, or is fused already."""
     is_named_so = type(module).__name__.endswith(_NAME) and not isinstance(module, nn.RMSNorm)
     if not is_named_so or "forward" in module.__dict__:
         return None
@@ -71,7 +71,7 @@ def _fused(module: nn.Module) -> FusedNorm | None:
 
 
 def _agrees(module: nn.Module, norm: FusedNorm) -> bool:
-    """On a few rows. One that adds 1 to its weight, as some do, is far off."""
+    """Compare both on a few rows. A norm that multiplies by 1 + weight differs far."""
     weight = module.get_parameter("weight")
     if weight.ndim != 1 or not weight.is_floating_point():
         return False

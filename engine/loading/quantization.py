@@ -1,4 +1,4 @@
-"""`model.quantization`: the target's matrices in fewer bits, once, after it is loaded."""
+"""Quantises a loaded target's matrices to int8 (`model.quantization`)."""
 
 from dataclasses import replace
 
@@ -13,23 +13,23 @@ from engine.loading.target import LoadedTarget
 from engine.runner.target_model import DecoderParts
 
 _DTYPES = (torch.float32, torch.bfloat16)
-_ACCEPTED = (nn.Linear, Int8Linear)  # the latter where it has been done before
+_ACCEPTED = (nn.Linear, Int8Linear)  # the latter in a target that is quantised already
 
 
 def quantise(config: EngineConfig, target: LoadedTarget, device: torch.device) -> LoadedTarget:
-    """The target with int8 products in its layers and head, if the config says so.
+    """Replace the matrices of the target's layers and head by int8 ones, if the config demands it.
 
-    The model is changed in place. Its embedding stays as it is, for a step reads a row of it for
-    each token; whoever else holds a matrix, as a draft its target's head, keeps what it has.
+    Changes the model in place. The embedding is not quantised: a step reads single rows of it. A
+    draft that shares the target's head keeps the original matrix.
 
-    Raises LoadError, changing nothing, for a target or a device that this is not made for.
+    Raises LoadError, before any change, for a target or a device without int8 support.
     """
     if config.quantization == "none":
         return target
     reason = _why_not(target, device)
     if reason is not None:
         raise LoadError(
-            f"model.quantization is {config.quantization!r}, but {reason}; accepted here: none"
+            f"model.quantization: found {config.quantization}, but {reason}; accepted here: none"
         )
     for layer in target.parts.layers:
         for parent in list(layer.modules()):

@@ -1,4 +1,4 @@
-"""From a folder or hub id to a model that runs over the paged pool, or a clear refusal."""
+"""Loads a target from a folder or hub id, and refuses one that cannot run over pages."""
 
 import copy
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _LENGTH_DEPENDENT_ROPE = {"longrope", "dynamic", "su"}
 
 @dataclass(frozen=True, slots=True)
 class LoadedTarget:
-    """A Hugging Face model and the facts about it that others need."""
+    """Holds a Hugging Face model and the sizes and ids read from it."""
 
     model: nn.Module
     parts: DecoderParts
@@ -73,7 +73,7 @@ def load_target(
 def describe_target(
     model: nn.Module, *, max_len: int, dtype: torch.dtype, generation: Any = None
 ) -> LoadedTarget:
-    """Facts of a model that is in memory already (tests build theirs)."""
+    """Describe a model that is in memory. Raises LoadError when it is no decoder."""
     attention_hook.register()
     config = model.config.get_text_config()  # type: ignore[union-attr,operator]
     try:
@@ -96,7 +96,7 @@ def describe_target(
 
 @contextmanager
 def by_transformers_alone(model: nn.Module, attention: str = "eager") -> Iterator[None]:
-    """Within the block the model is as transformers made it, attending by `attention`."""
+    """Run the model as transformers made it, with the named attention, within the block."""
     before = model.config._attn_implementation  # type: ignore[union-attr]
     model.set_attn_implementation(attention)  # type: ignore[operator]
     try:
@@ -109,12 +109,12 @@ def by_transformers_alone(model: nn.Module, attention: str = "eager") -> Iterato
 def dense_reference(
     model: nn.Module, layer_ids: tuple[int, ...], ids: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The model's own logits [T, V] and tapped hidden states [T, A], without any pool."""
+    """Compute the model's own logits [T, V] and tapped hidden states [T, A], without a pool."""
     return _run_alone(model, layer_ids, ids)
 
 
 def dense_hidden_states(model: nn.Module, layer_ids: tuple[int, ...], ids: Tensor) -> Tensor:
-    """The tapped hidden states [T, A] of `dense_reference`, without the cost of all logits."""
+    """Compute the tapped hidden states [T, A] of `dense_reference` without logits of all rows."""
     return _run_alone(model, layer_ids, ids, logits_to_keep=1)[1]
 
 
@@ -122,7 +122,7 @@ def _run_alone(
     model: nn.Module, layer_ids: tuple[int, ...], ids: Tensor, **options: int
 ) -> tuple[Tensor, Tensor]:
     parts = DecoderParts.of(model)
-    last = len(parts.layers) - 1  # whose output transformers lists only after the final norm
+    last = len(parts.layers) - 1  # its output is listed by transformers only after the final norm
     taps = Taps(embedding=parts.embedding, layers=parts.layers, layer_ids=[last])
     with by_transformers_alone(model), taps:
         output = model(input_ids=ids, use_cache=False, output_hidden_states=True, **options)
@@ -136,7 +136,7 @@ def _run_alone(
 
 
 def eos_ids(generation: Any, config: Any) -> frozenset[int]:
-    """End-of-sequence ids: generation_config's list if there is one, else the config's."""
+    """Read the end-of-sequence ids of generation_config, else of the config."""
     for source in (generation, config):
         found = getattr(source, "eos_token_id", None)
         if found is not None:
@@ -145,7 +145,7 @@ def eos_ids(generation: Any, config: Any) -> frozenset[int]:
 
 
 def refuse_unservable(config: Any) -> None:
-    """Raises LoadError for architectures whose state is not keys and values of the past."""
+    """Raise LoadError for an architecture whose state is not the keys and values of past tokens."""
     kinds = set(getattr(config, "layer_types", None) or [])
     if kinds & _RECURRENT_LAYERS:
         raise LoadError(
@@ -160,12 +160,16 @@ def refuse_unservable(config: Any) -> None:
 
 
 def resolve_max_len(config: Any, wanted: int | None) -> int:
-    """Tokens that one request may have, prompt and output; raises LoadError beyond the model's."""
+    """Choose the maximum length of a request. Raises LoadError beyond the model's own limit."""
     limit: int | None = getattr(config, "max_position_embeddings", None) or wanted
     if limit is None:
-        raise LoadError("model.max_model_len: the model's config names no limit; set one")
+        raise LoadError(
+            "model.max_model_len: found none, in the model's config neither; accepted: a number"
+        )
     if wanted is not None and wanted > limit:
-        raise LoadError(f"model.max_model_len is {wanted}; the model was made for at most {limit}")
+        raise LoadError(
+            f"model.max_model_len: found {wanted}; accepted: at most {limit}, the model's limit"
+        )
     max_len = wanted if wanted is not None else limit
     for rope in _ropes(config):
         _refuse_length_dependent_rope(rope, config, max_len, limit)
@@ -173,7 +177,7 @@ def resolve_max_len(config: Any, wanted: int | None) -> int:
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
-    """The parameters of all layers' rotations: one set, or one for each kind of layer."""
+    """List the RoPE parameters: one set for all layers, or one for each kind of layer."""
     found: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     return [each for each in found.values() if isinstance(each, dict)] or [found]
 
@@ -181,15 +185,18 @@ def _ropes(config: Any) -> list[dict[str, Any]]:
 def _refuse_length_dependent_rope(
     rope: dict[str, Any], config: Any, max_len: int, limit: int
 ) -> None:
-    """limit: the model's own, which is the original one where nothing else is named."""
+    """Raise LoadError where frequencies would depend on the longest sequence of a batch.
+
+    limit: the model's own, which is the original length unless the config names another.
+    """
     if rope.get("rope_type") not in _LENGTH_DEPENDENT_ROPE:
         return
     name = "original_max_position_embeddings"
     original = rope.get(name) or getattr(config, name, None) or limit
     if max_len > original:
         raise LoadError(
-            f"rope_type {rope['rope_type']!r} takes other frequencies beyond {original} tokens, "
-            f"for every sequence of a batch at once; set model.max_model_len to at most {original}"
+            f"model.max_model_len: found {max_len}; accepted: at most {original}, because "
+            f"{rope['rope_type']!r} RoPE changes the frequencies of a whole batch beyond that"
         )
 
 

@@ -12,7 +12,7 @@ from engine.cpu_kernels.large_pages import settle
 from engine.cpu_kernels.linear import speed_up
 from engine.cpu_kernels.setup import Native, prepare_cpu_kernels
 from engine.loading.draft import LoadedDraft
-from engine.loading.draft_dtype import choose_precision
+from engine.loading.draft_dtype import set_draft_dtype
 from engine.loading.fused_norms import fuse_norms
 from engine.loading.quantization import quantise
 from engine.loading.target import LoadedTarget
@@ -115,7 +115,7 @@ def _prepare_cpu_kernels(
     except CpuKernelsUnavailable as error:
         reason = str(error)
     if draft is not None:
-        choose_precision(config, draft.network, native=native, device=device)
+        set_draft_dtype(config, draft.network, native=native, device=device)
     if native is None:
         return None, reason
     moved = settle(target.model, borrowers=[draft.network] if draft is not None else [])

@@ -1,4 +1,4 @@
-"""What `auto` means on this machine, for this pair."""
+"""Resolves settings that are `auto` to this machine's and this draft's values."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
-    """Raises LoadError when CUDA is asked for and there is none."""
+    """Choose the device. Raises LoadError when the config demands CUDA and torch finds none."""
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise LoadError("device is 'cuda', but torch finds no CUDA device; accepted: auto, cpu")
@@ -22,6 +22,7 @@ def resolve_device(config: EngineConfig) -> torch.device:
 
 
 def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """Choose the target's dtype: float32 on a CPU and bfloat16 on CUDA, unless configured."""
     if config.dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -29,14 +30,14 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 
 
 def configure_threads(config: EngineConfig, device: torch.device) -> int | None:
-    """Torch's threads: what the config says, else OMP_NUM_THREADS, else the cores in reach.
+    """Set torch's threads from the config, else OMP_NUM_THREADS, else the usable cores.
 
-    Warns when they are more than those cores.
+    Warns when they exceed the usable cores. Returns their number; None when the device is no CPU.
     """
     if device.type != "cpu":
         return None
     cores = available_cores()
-    num_threads = config.num_threads or _asked_for(os.environ) or cores
+    num_threads = config.num_threads or _threads_in(os.environ) or cores
     torch.set_num_threads(num_threads)
     reason = why_too_many_threads(num_threads=num_threads, cores=cores)
     if reason is not None:
@@ -44,20 +45,23 @@ def configure_threads(config: EngineConfig, device: torch.device) -> int | None:
     return num_threads
 
 
-def _asked_for(environ: Mapping[str, str]) -> int | None:
-    """OMP_NUM_THREADS, by which a machine is shared out; None without a number there."""
-    asked = environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdecimal() and int(asked) > 0 else None
+def _threads_in(environ: Mapping[str, str]) -> int | None:
+    """Read OMP_NUM_THREADS; None unless it is a positive integer."""
+    value = environ.get("OMP_NUM_THREADS", "")
+    return int(value) if value.isdecimal() and int(value) > 0 else None
 
 
 def resolve_num_draft_tokens(config: EngineConfig, block_size: int) -> int:
-    """Raises LoadError beyond the block: a draft is always run at the width it was trained with."""
+    """Choose how many draft tokens a round verifies at most.
+
+    Raises LoadError beyond the block size, which is the width that the draft was trained with.
+    """
     wanted = config.num_draft_tokens
     if wanted is None or block_size == 0:
         return block_size
     if not 1 <= wanted <= block_size:
         raise LoadError(
-            f"speculative.num_draft_tokens is {wanted}; this draft's block size is {block_size}, "
-            f"so accepted is 1 to {block_size} (the anchor and the bonus token are not counted)"
+            f"speculative.num_draft_tokens: found {wanted}; accepted: 1 to {block_size}, which is "
+            "this draft's block size (the anchor and the bonus token are not counted)"
         )
     return wanted

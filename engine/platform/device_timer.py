@@ -1,4 +1,4 @@
-"""Waiting for a device, where a clock is read around its work and nowhere else."""
+"""Times work on a device, including what it computes asynchronously."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import torch
 
 
 def _finish_work(device: torch.device) -> None:
-    """A device that works on its own is waited for before the clock is read."""
+    """Wait until an asynchronous device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -18,7 +18,7 @@ def seconds_of(
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """How long a call takes, until the device is done with it; earlier work is waited for first."""
+    """Measure the seconds of a call until the device is done with it, without earlier work."""
     _finish_work(device)
     started = clock()
     run()

@@ -1,7 +1,7 @@
-"""What this machine really gives: cores, memory, accelerator. Importing this loads no torch.
+"""Finds the cores, memory and accelerator that this process may use. Importing it loads no torch.
 
-A container may see all cores of its host and be allowed two. What counts is the smaller of the
-scheduler's affinity mask and the control group's quota; for memory likewise.
+A container may see all cores of its host and be allowed two. The smaller of the scheduler's
+affinity mask and the control group's quota counts; likewise for memory.
 """
 
 import importlib.metadata
@@ -25,7 +25,7 @@ _CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "a
 
 @dataclass(frozen=True, slots=True)
 class CgroupLimits:
-    """What the control groups of this process allow; None is no limit."""
+    """Limits of this process's control groups; None is no limit."""
 
     cores: float | None
     memory_bytes: int | None
@@ -33,7 +33,7 @@ class CgroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class Cuda:
-    """What torch finds. `missing` says why there is no device, else None."""
+    """CUDA devices that torch finds; `missing` is the reason when there is none."""
 
     device_names: tuple[str, ...]
     memory_bytes: tuple[int, ...]
@@ -41,36 +41,33 @@ class Cuda:
 
 
 def available_cores() -> int:
-    """Cores that this process may really use, at least 1."""
+    """Count the cores that this process may use, at least 1."""
     allowed = affinity_cores()
     quota = cgroup_limits().cores
     return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
 def affinity_cores() -> int:
-    """Cores in the scheduler's mask (all of them where the system has no mask)."""
+    """Count the cores in the scheduler's mask; all of them where the system has no mask."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def load_average() -> float | None:
-    """Processes that computed or waited to, over the last minute, on the whole machine; None where
-    the system does not tell."""
+    """Read the machine's load average over one minute; None where the system has none."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
-def computing_now(*, file: Path = _LOAD) -> int | None:
-    """Threads besides this one that compute or wait to at this moment, on the whole machine; None
-    where the system does not tell."""
-    words = _first_line(file).split()  # "3.58 2.72 1.77 6/113 9104"
-    num_computing = words[3].partition("/")[0] if len(words) > 3 else ""
-    return max(0, int(num_computing) - 1) if num_computing.isdecimal() else None
+def runnable_threads(*, file: Path = _LOAD) -> int | None:
+    """Count the machine's runnable threads but this one; None where the system reports none."""
+    fields = _first_line(file).split()  # "3.58 2.72 1.77 6/113 9104"
+    num_runnable = fields[3].partition("/")[0] if len(fields) > 3 else ""
+    return max(0, int(num_runnable) - 1) if num_runnable.isdecimal() else None
 
 
 def why_too_many_threads(*, num_threads: int, cores: int) -> str | None:
-    """Why threads would wait for one another on the cores that this process may use, and what to
-    do; None if they need not."""
+    """Explain that threads outnumber the cores, and what to do; None if they do not."""
     if num_threads <= cores:
         return None
     return (
@@ -79,32 +76,31 @@ def why_too_many_threads(*, num_threads: int, cores: int) -> str | None:
     )
 
 
-def why_too_busy(*, load: float | None, computing: int | None, machine_cores: int) -> str | None:
-    """The same for what else computes here, both numbers of the whole machine, of whose cores this
-    process may have a part.
+def why_too_busy(*, load: float | None, runnable: int | None, machine_cores: int) -> str | None:
+    """Explain that other processes slow this one down, and what to do; None if they do not.
 
-    load is an average over a minute and still full of work that is over (an installation, say);
-    computing is of this moment, and may be a mere moment's. So both must be too high.
+    All three numbers are of the whole machine. load averages over a minute and includes work that
+    has ended; runnable is a momentary count. So both must exceed the cores.
     """
     if load is None or load <= machine_cores:
         return None
-    if computing is not None and computing <= machine_cores:
+    if runnable is not None and runnable <= machine_cores:
         return None
-    now = "" if computing is None else f" and {computing} threads want to compute right now"
+    now = "" if runnable is None else f" and {runnable} runnable threads"
     return (
-        f"the load average is {load:.1f} on a machine of {machine_cores} cores{now}: others "
-        "compute here too, which makes every step several times slower; stop them, or set "
-        "device.num_threads to the cores that are left"
+        f"the load average is {load:.1f} on a machine of {machine_cores} cores{now}: other "
+        "processes make every step several times slower; stop them, or set device.num_threads to "
+        "the cores that are left"
     )
 
 
 def cxx_compiler() -> str | None:
-    """Path of a C++ compiler, for the native kernels; None without one."""
+    """Find the path of a C++ compiler, for the CPU kernels; None without one."""
     return next(filter(None, map(shutil.which, _COMPILERS)), None)
 
 
 def available_memory_bytes() -> int | None:
-    """Bytes that can be taken without pushing anybody out; None where nobody can tell."""
+    """Bytes that can be allocated without swapping; None where the system reports none."""
     free = _memory_info("MemAvailable")
     limit = cgroup_limits().memory_bytes
     known = [value for value in (free, limit) if value is not None]
@@ -112,11 +108,12 @@ def available_memory_bytes() -> int | None:
 
 
 def total_memory_bytes() -> int | None:
+    """Bytes of the machine's memory; None where the system reports none."""
     return _memory_info("MemTotal")
 
 
 def cgroup_limits(*, root: Path = _CGROUP_ROOT, membership: Path = _OWN_CGROUPS) -> CgroupLimits:
-    """The tightest limits on the way from this process's control groups to the root."""
+    """Find the tightest limits of this process's control groups and their parents."""
     cores: list[float] = []
     memory: list[int] = []
     for folder in _own_folders(root, membership):
@@ -126,18 +123,18 @@ def cgroup_limits(*, root: Path = _CGROUP_ROOT, membership: Path = _OWN_CGROUPS)
 
 
 def cpu_name() -> str:
-    """The processor's own name, as far as the system tells."""
+    """Read the processor's model name; else its architecture."""
     return _cpu_field("model name") or platform.processor() or platform.machine()
 
 
 def cpu_features() -> tuple[str, ...]:
-    """Instruction sets that matter for matrix products."""
+    """List the available instruction sets that matter for matrix products."""
     found = (_cpu_field("flags") or _cpu_field("Features") or "").split()
     return tuple(feature for feature in _CPU_FEATURES if feature in found)
 
 
 def installed_version(distribution: str) -> str | None:
-    """Version of an installed package, without importing it."""
+    """Read the version of an installed package without importing it; None without it."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -145,7 +142,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def find_cuda() -> Cuda:
-    """Ask torch for CUDA devices; loads torch."""
+    """List the CUDA devices that torch finds. Loads torch."""
     if importlib.util.find_spec("torch") is None:
         return Cuda((), (), "torch is not installed")
     import torch
@@ -159,7 +156,7 @@ def find_cuda() -> Cuda:
 
 
 def _own_folders(root: Path, membership: Path) -> Iterator[Path]:
-    """Folders of this process's groups and of those above them, versions 2 and 1."""
+    """Yield the folders of this process's groups and their parents, versions 2 and 1."""
     for line in _lines(membership):
         _, controllers, path = line.split(":", 2)
         top = root if controllers == "" else root / controllers
@@ -169,9 +166,9 @@ def _own_folders(root: Path, membership: Path) -> Iterator[Path]:
 
 
 def _cores_allowed(folder: Path) -> Iterator[float]:
-    words = _first_line(folder / "cpu.max").split()  # version 2: "QUOTA PERIOD" or "max PERIOD"
-    if len(words) == 2 and words[0] != "max":
-        yield int(words[0]) / int(words[1])
+    fields = _first_line(folder / "cpu.max").split()  # version 2: "QUOTA PERIOD" or "max PERIOD"
+    if len(fields) == 2 and fields[0] != "max":
+        yield int(fields[0]) / int(fields[1])
     quota = _first_line(folder / "cpu.cfs_quota_us")  # version 1: -1 is no limit
     period = _first_line(folder / "cpu.cfs_period_us")
     if quota and period and int(quota) > 0:

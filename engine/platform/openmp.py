@@ -1,15 +1,14 @@
-"""How the threads that compute together wait for each other. Importing this loads no torch.
+"""Configures how OpenMP threads wait at barriers. Importing this loads no torch.
 
-They meet hundreds of times a step. libgomp, which torch brings along, lets the first to arrive spin
-and then sleep, and each of its two settings is wrong here:
+A step has hundreds of barriers. libgomp, which comes with torch, lets a waiting thread spin and
+then sleep. Both of its modes are too slow here:
 
-    by itself     spins for 7 ms and more: beside any other busy process, the one that is awaited
-                  cannot run meanwhile, and a step takes tens of times as long
-    throttled     sleeps at once, and waking takes as long as the work: what it does when there are
-                  more threads than cores, and it counts the idle helpers of every thread that has
-                  ever computed
+    default       spins for 7 ms and more. With another busy process on the machine, the awaited
+                  thread cannot run meanwhile, and a step takes tens of times as long.
+    throttled     sleeps at once, and waking takes as long as the work. libgomp throttles when
+                  threads outnumber cores, and counts the idle workers of every thread.
 
-See "Threads that wait" in docs/experiments.md for what each costs.
+"Threads that wait" in docs/experiments.md has measurements of both.
 """
 
 import ctypes
@@ -19,30 +18,30 @@ from collections.abc import MutableMapping
 
 logger = logging.getLogger(__name__)
 
-_SHORT = "3000"  # looks at a barrier before a thread sleeps: 75 to 150 microseconds
-_SOFT = 1  # omp_pause_soft: what the threads have set stays
+_SPIN_COUNT = "3000"  # checks of a barrier before a thread sleeps: 75 to 150 microseconds
+_OMP_PAUSE_SOFT = 1  # keeps the threads' settings
 
 
-def wait_shortly(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have threads spin for long enough to meet, and no longer, unless the environment has a say.
+def limit_spinning(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Limit how long threads spin at a barrier, unless the environment sets it.
 
-    libgomp reads it when it is loaded: before the first import of torch.
+    Call it before the first import of torch: libgomp reads the variable when it is loaded.
     """
     if "OMP_WAIT_POLICY" not in environ:
-        environ.setdefault("GOMP_SPINCOUNT", _SHORT)
+        environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
 
 
-def dismiss_helpers() -> None:
-    """End the helpers with which the calling thread has computed; new ones come when it does again.
+def release_workers() -> None:
+    """Release the calling thread's OpenMP workers; its next parallel region starts new ones.
 
-    For a thread that has loaded what another one will run: the other's helpers would be too many.
-    Nothing where the threads are not libgomp's.
+    A thread that loads models calls it before another thread runs them: idle workers count as
+    threads, and libgomp would throttle. Does nothing without libgomp.
     """
     try:
-        # The one that torch has loaded, never another.
+        # RTLD_NOLOAD: the library that torch has loaded, never another one.
         library = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         pause = library.omp_pause_resource_all
     except (AttributeError, OSError):
-        logger.debug("no libgomp that could dismiss its threads")
+        logger.debug("libgomp is not loaded; no workers to release")
         return
-    pause(_SOFT)
+    pause(_OMP_PAUSE_SOFT)

@@ -18,7 +18,7 @@ from dspark.runtime.models import resolved_engine_config, running_engine
 from dspark.runtime.service import served_name, server_options
 from dspark.runtime.text import load_text
 from engine import EngineClient
-from engine.platform.host import computing_now, load_average, why_too_busy
+from engine.platform.host import load_average, runnable_threads, why_too_busy
 from server.app import begin_draining, create_app
 from server.http.graceful_server import GracefulServer
 from server.http.listener import Listener
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 def warn_if_busy() -> None:
     """Say so when others compute here already: every step will be slow, and nobody knows why."""
     reason = why_too_busy(
-        load=load_average(), computing=computing_now(), machine_cores=os.cpu_count() or 1
+        load=load_average(), runnable=runnable_threads(), machine_cores=os.cpu_count() or 1
     )
     if reason is not None:
         logger.warning("%s", reason)

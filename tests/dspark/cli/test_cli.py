@@ -87,7 +87,7 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert captured.err == ""
 
 
-def test_threads_wait_shortly_in_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_limits_how_long_threads_spin(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "to be restored")
         monkeypatch.delenv(name)
@@ -368,10 +368,10 @@ def test_a_machine_that_is_busy_already_is_a_warning(
         serve.warn_if_busy()
         assert caplog.messages == []
         monkeypatch.setattr(serve, "load_average", lambda: 999.0)
-        monkeypatch.setattr(serve, "computing_now", lambda: 0)
+        monkeypatch.setattr(serve, "runnable_threads", lambda: 0)
         serve.warn_if_busy()
         assert caplog.messages == []
-        monkeypatch.setattr(serve, "computing_now", lambda: 998)
+        monkeypatch.setattr(serve, "runnable_threads", lambda: 998)
         serve.warn_if_busy()
     (message,) = caplog.messages
     assert message.startswith("the load average is 999.0 on a machine of ")

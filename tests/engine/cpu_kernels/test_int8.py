@@ -200,7 +200,7 @@ def test_what_it_is_not_made_for_is_refused(
     change: dict[str, object], device: str, reason: str
 ) -> None:
     target = dataclasses.replace(tiny_target(), **change)  # type: ignore[arg-type]
-    with pytest.raises(LoadError, match=r"model.quantization is 'int8', but " + reason):
+    with pytest.raises(LoadError, match=r"model.quantization: found int8, but " + reason):
         quantise(INT8, target, torch.device(device))
 
 

@@ -1,4 +1,4 @@
-"""Drafts of either slot convention, with words of their own, through the whole engine."""
+"""Drafts of both slot conventions, and with a reduced vocabulary, through the whole engine."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ SLIDING = {
 }
 DRAFTS: dict[str, dict[str, Any]] = {
     "the anchor predicts nothing": {"sample_from_anchor": False},
-    "own words": {"draft_vocab": 90},
+    "draft vocabulary": {"draft_vocab": 90},
     "both, rnn": {"draft_vocab": 90, "sample_from_anchor": False, "kind": "rnn"},
     "causal sliding layers": {"layer_fields": SLIDING},
 }
@@ -39,10 +39,10 @@ def write(folder: Path, **fields: Any) -> Path:
 def test_greedy_text_equals_transformers(
     name: str, settings: dict[str, int], tmp_path: Path
 ) -> None:
-    asked = prompts(6, vocab=VOCAB)
-    expected = [generate_alone(tiny_target(), prompt, NEW_TOKENS) for prompt in asked]
+    each = prompts(6, vocab=VOCAB)
+    expected = [generate_alone(tiny_target(), prompt, NEW_TOKENS) for prompt in each]
     built = tiny_engine(draft_folder=write(tmp_path, **DRAFTS[name]), **settings)
-    found = run_all(built, greedy_requests(asked, NEW_TOKENS))
+    found = run_all(built, greedy_requests(each, NEW_TOKENS))
     assert [found[str(i)][0] for i in range(6)] == expected
     assert built.engine.snapshot().num_rounds > 0
     if "num_pages" in settings:
@@ -88,7 +88,7 @@ def small_target() -> LoadedTarget:
 def test_sampled_text_is_distributed_as_the_target_alone(
     small_target: LoadedTarget, tmp_path: Path
 ) -> None:
-    """Two tokens after the first, jointly; the draft has half of the words and one idle slot."""
+    """Two tokens after the first, jointly; the draft has half of the vocabulary, one idle slot."""
     prompt, count = (3, 1, 4, 1, 5), 4000
     draft = SpeculatorsDraft(
         hidden=HIDDEN, vocab=8, draft_vocab=4, sample_from_anchor=False, block_size=3
@@ -111,11 +111,11 @@ def test_sampled_text_is_distributed_as_the_target_alone(
 
 
 def _joint(target: LoadedTarget, prompt: tuple[int, ...]) -> torch.Tensor:
-    """p(a, b, c | prompt) of the dense model."""
+    """Compute p(a, b, c | prompt) of the dense model."""
     pairs = torch.cartesian_prod(torch.arange(8), torch.arange(8))
     ids = torch.cat([torch.tensor(prompt).expand(64, -1), pairs], dim=1)
     with by_transformers_alone(target.model), torch.inference_mode():
         logits = target.model(ids, use_cache=False).logits.double()
     first, second, third = torch.softmax(logits[:, -3:], -1).unbind(1)
-    chance = first[range(64), pairs[:, 0]] * second[range(64), pairs[:, 1]]
-    return (chance[:, None] * third).view(8, 8, 8)
+    probability = first[range(64), pairs[:, 0]] * second[range(64), pairs[:, 1]]
+    return (probability[:, None] * third).view(8, 8, 8)

@@ -1,4 +1,4 @@
-"""Norms of a target as one operation each: only where that is what they compute."""
+"""Fused norms compute what the original modules compute, and other modules stay unfused."""
 
 from collections import Counter
 from unittest.mock import patch
@@ -10,12 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.loading.fused_norms import FusedNorm, fuse_norms, norms_as_loaded
 from engine.loading.target import dense_reference
-from engine.model_setup import prepared_models as model_preparing
+from engine.model_setup import prepared_models
 from tests.support.engine.tiny_models import CONFIGS, LAYERS, VOCAB, tiny_engine, tiny_model
 
 IDS = torch.arange(20)[None] * 7919 % VOCAB
-# Before attention and before the block of each layer, and at the end; some have one more for
-# queries and for keys.
+# Two in each layer and one at the end; some architectures also normalise queries and keys.
 NORMS = {
     "llama": 2 * LAYERS + 1,
     "mistral_window": 2 * LAYERS + 1,
@@ -25,8 +24,8 @@ NORMS = {
 }
 
 
-def trained(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """With norm weights as training leaves them, neither ones nor zeros."""
+def model_with_norm_weights(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Make a model whose norm weights are neither ones nor zeros, as after training."""
     model = tiny_model(name)
     generator = torch.Generator().manual_seed(0)
     for key, parameter in model.named_parameters():
@@ -47,16 +46,16 @@ def test_every_architecture_that_is_tested_is_counted() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", NORMS)
-def test_what_is_fused_says_the_same(name: str, dtype: torch.dtype) -> None:
-    model = trained(name, dtype)
+def test_fused_norms_give_the_same_logits(name: str, dtype: torch.dtype) -> None:
+    model = model_with_norm_weights(name, dtype)
     before = logits_of(model)
     assert fuse_norms(model) == NORMS[name]
     allowed = 1e-4 if dtype == torch.float32 else 5e-2
     assert (logits_of(model) - before).abs().max() <= allowed * before.abs().max()
-    assert fuse_norms(model) == 0, "once is enough"
+    assert fuse_norms(model) == 0, "they are fused already"
 
 
-def test_a_layers_four_norms_are_four_operations_and_not_thirty() -> None:
+def test_each_fused_norm_is_one_operation() -> None:
     class Counted(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()
@@ -71,7 +70,7 @@ def test_a_layers_four_norms_are_four_operations_and_not_thirty() -> None:
             logits_of(model)
         return counted.calls
 
-    model = trained("qwen3", torch.bfloat16)
+    model = model_with_norm_weights("qwen3", torch.bfloat16)
     written_out = operations(model)
     fuse_norms(model)
     fused = operations(model)
@@ -81,8 +80,8 @@ def test_a_layers_four_norms_are_four_operations_and_not_thirty() -> None:
     assert saved >= 7 * NORMS["qwen3"]
 
 
-def test_references_are_transformers_own_to_the_last_bit() -> None:
-    model = trained("qwen3", torch.bfloat16)
+def test_the_dense_reference_uses_the_original_norms() -> None:
+    model = model_with_norm_weights("qwen3", torch.bfloat16)
     logits, taps = dense_reference(model, (0, LAYERS - 1), IDS)
     fuse_norms(model)
     again, tapped = dense_reference(model, (0, LAYERS - 1), IDS)
@@ -94,8 +93,8 @@ def test_references_are_transformers_own_to_the_last_bit() -> None:
     assert isinstance(norm.__dict__["forward"], FusedNorm)
 
 
-def test_a_weight_that_changes_is_seen() -> None:
-    model = trained("llama")
+def test_a_changed_weight_takes_effect() -> None:
+    model = model_with_norm_weights("llama")
     fuse_norms(model)
     before = logits_of(model)
     model.get_parameter("model.norm.weight").data *= 2
@@ -103,14 +102,14 @@ def test_a_weight_that_changes_is_seen() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_large_weights_and_wide_rows_are_no_obstacle(dtype: torch.dtype) -> None:
+def test_norms_with_large_weights_and_wide_rows_are_fused(dtype: torch.dtype) -> None:
     norm = tiny_model("qwen3").get_submodule("model.norm")
     wide = type(norm)(5120).to(dtype)
     wide.weight.data = 100 * torch.randn(5120, generator=torch.Generator().manual_seed(0)).to(dtype)
     assert fuse_norms(wide) == 1
 
 
-def test_a_module_that_only_looks_like_one_stays_as_it_is() -> None:
+def test_a_module_that_only_looks_like_a_norm_stays_unfused() -> None:
     class OddRMSNorm(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -123,6 +122,6 @@ def test_a_module_that_only_looks_like_one_stays_as_it_is() -> None:
     assert fuse_norms(nn.Sequential(OddRMSNorm(), nn.LayerNorm(16), nn.RMSNorm(16))) == 0
 
 
-def test_on_a_cpu_norms_are_left_to_transformers_and_the_native_kernels() -> None:
-    with patch.object(model_preparing, "fuse_norms", side_effect=AssertionError):
+def test_on_a_cpu_no_norm_is_fused() -> None:
+    with patch.object(prepared_models, "fuse_norms", side_effect=AssertionError):
         tiny_engine(draft_folder=None)

@@ -1,4 +1,4 @@
-"""How threads that compute together wait: shortly, and without helpers of others beside them."""
+"""OpenMP threads spin shortly at barriers, and released workers end."""
 
 import os
 import sys
@@ -8,31 +8,31 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.platform.openmp import dismiss_helpers, wait_shortly
+from engine.platform.openmp import limit_spinning, release_workers
 
 _TASKS = Path("/proc/self/task")
 
 
-def test_threads_wait_shortly_unless_the_environment_has_a_say() -> None:
+def test_spinning_is_limited_unless_the_environment_sets_it() -> None:
     environ: dict[str, str] = {}
-    wait_shortly(environ)
+    limit_spinning(environ)
     assert 1000 <= int(environ["GOMP_SPINCOUNT"]) <= 10_000
-    for own in ({"GOMP_SPINCOUNT": "5"}, {"OMP_WAIT_POLICY": "active"}):
-        asked = dict(own)
-        wait_shortly(asked)
-        assert asked == own
+    for given in ({"GOMP_SPINCOUNT": "5"}, {"OMP_WAIT_POLICY": "active"}):
+        environ = dict(given)
+        limit_spinning(environ)
+        assert environ == given
 
 
-def _helpers_after(*, dismissed: bool) -> set[str]:
-    """Threads that are there after a thread has computed with a helper, while it still lives."""
+def _workers_after(*, released: bool) -> set[str]:
+    """Start a thread that computes with a worker; the threads that exist before it ends."""
     left: set[str] = set()
 
     def compute() -> None:
         before = set(os.listdir(_TASKS))
         torch.set_num_threads(2)
         torch.ones(1 << 20).add(1)
-        if dismissed:
-            dismiss_helpers()
+        if released:
+            release_workers()
         left.update(set(os.listdir(_TASKS)) - before)
 
     thread = threading.Thread(target=compute)
@@ -42,13 +42,13 @@ def _helpers_after(*, dismissed: bool) -> set[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
-def test_a_thread_that_has_computed_dismisses_its_helpers() -> None:
-    assert len(_helpers_after(dismissed=False)) == 1
-    assert _helpers_after(dismissed=True) == set()
+def test_a_thread_releases_its_workers() -> None:
+    assert len(_workers_after(released=False)) == 1
+    assert _workers_after(released=True) == set()
 
 
-def test_dismissing_is_nothing_where_nobody_has_computed() -> None:
-    thread = threading.Thread(target=dismiss_helpers)
+def test_a_thread_without_workers_releases_nothing() -> None:
+    thread = threading.Thread(target=release_workers)
     thread.start()
     thread.join()
     assert not thread.is_alive()

@@ -171,7 +171,7 @@ def test_a_target_with_recurrent_layers_is_refused_with_the_reason() -> None:
 
 
 def test_a_length_beyond_the_model_is_refused_with_both_numbers() -> None:
-    with pytest.raises(LoadError, match="is 999; the model was made for at most 256"):
+    with pytest.raises(LoadError, match="found 999; accepted: at most 256"):
         resolve_max_len(CONFIGS["llama"](), 999)
     assert resolve_max_len(CONFIGS["llama"](), None) == 256
 
@@ -183,8 +183,8 @@ def test_rope_that_follows_the_longest_neighbour_is_refused_beyond_its_original_
     config = CONFIGS["llama"]()
     for rope in (short, {"full_attention": short, "sliding_attention": plain}):
         config.rope_parameters = rope
-        with pytest.raises(LoadError, match=r"max_model_len to at most 128"):
+        with pytest.raises(LoadError, match=r"max_model_len: found 256; accepted: at most 128"):
             resolve_max_len(config, None)
         assert resolve_max_len(config, 128) == 128
-    config.rope_parameters = dynamic  # beyond all that the model is served with
+    config.rope_parameters = dynamic  # its original length is the model's
     assert resolve_max_len(config, None) == 256
