@@ -121,7 +121,9 @@ class EngineCore:
             self._write_context(batch, output, committed)
         self._scheduler.release(plan)
         self._metrics.record(committed)
-        self._metrics.record_rows(processed=options.num_processed_rows, told=options.num_told_rows)
+        self._metrics.record_rows(
+            processed=options.num_processed_rows, told=options.num_logprob_rows
+        )
         self._tell_times(plan)
         return [c.event for c in committed if c.event is not None]
 

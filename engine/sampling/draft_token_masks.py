@@ -1,4 +1,4 @@
-"""Row masks along the draft's own chain, so that it guesses what may be said."""
+"""Applies token masks along the draft's chain, so that it proposes allowed tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from engine.scheduler.plan import ScheduledSequence
 
 @dataclass(slots=True)
 class _Chain:
-    """What one sequence's draft has said, and what it might."""
+    """One sequence's mask, and its draft tokens so far."""
 
     mask: TokenMask
-    said: list[int]
-    is_lost: bool = False  # it has said what it may not
+    draft_ids: list[int]
+    is_broken: bool = False  # a draft token is excluded
 
 
 class DraftTokenMasks:
-    """A draft.ChainMask over the drafting shares that bring a mask."""
+    """A draft.ChainMask over the drafting sequences that have a mask."""
 
     def __init__(self, *, chains: Sequence[_Chain], rows: Int[Tensor, " M"], vocab_size: int):
         self._chains = chains
@@ -37,7 +37,7 @@ class DraftTokenMasks:
     def of(
         cls, drafting: Sequence[ScheduledSequence], *, vocab_size: int, device: torch.device
     ) -> Self | None:
-        """None where no share of a draft pass brings a mask."""
+        """Build the masks of a draft pass; None where no sequence has one."""
         masked = [
             b
             for b, scheduled in enumerate(drafting)
@@ -54,20 +54,20 @@ class DraftTokenMasks:
         return self._rows
 
     def advance(self, k: int, previous_ids: Int[Tensor, " M"]) -> None:
-        """Slot 0 begins anew."""
+        """See draft.ChainMask. Slot 0 starts a new chain."""
         for chain, token_id, words in zip(
             self._chains, previous_ids.tolist(), self._words, strict=True
         ):
             if k == 0:
-                chain.said, chain.is_lost = [], False
-            elif not chain.is_lost and is_allowed(token_id, words):
-                chain.said.append(token_id)
+                chain.draft_ids, chain.is_broken = [], False
+            elif not chain.is_broken and is_allowed(token_id, words):
+                chain.draft_ids.append(token_id)
             else:
-                chain.is_lost = True
-            words[:] = EVERYTHING if chain.is_lost else 0
-            if not chain.is_lost:
-                assert len(chain.said) == k, (k, chain.said)
-                chain.mask.fill(chain.said, words)
+                chain.is_broken = True
+            words[:] = EVERYTHING if chain.is_broken else 0
+            if not chain.is_broken:
+                assert len(chain.draft_ids) == k, (k, chain.draft_ids)
+                chain.mask.fill(chain.draft_ids, words)
 
     def allows(self, token_ids: Int[Tensor, " M"]) -> bool:
         pairs = zip(token_ids.tolist(), self._words, strict=True)

@@ -1,4 +1,4 @@
-"""Numbers that a request adds to the logits of single tokens."""
+"""Adds a request's biases to the logits of single tokens."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -9,12 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from engine.runner.transfer import place, upload
-from engine.sampling.logit_rows import SamplingRows
+from engine.sampling.logit_rows import LogitRows
 
 
 @dataclass(frozen=True, slots=True)
 class LogitBias:
-    """N single logits, over all rows that have a bias, and what is added to each."""
+    """N single logits, over all rows with a bias, and the value that is added to each."""
 
     num_rows: int
     rows: Int[Tensor, " N"]
@@ -22,7 +22,7 @@ class LogitBias:
     values: Float[Tensor, " N"]
 
     @classmethod
-    def of(cls, rows: SamplingRows, *, device: torch.device) -> Self | None:
+    def of(cls, rows: LogitRows, *, device: torch.device) -> Self | None:
         windows = rows.where(lambda request: request.params.logit_bias)
         if not windows:
             return None

@@ -1,6 +1,6 @@
-"""Which packed row of logits belongs to which sequence, and to which place along its draft."""
+"""Maps packed rows of logits to sequences and to positions along their drafts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,10 +13,10 @@ from engine.scheduler.plan import ScheduledSequence
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One sampling share's rows: row first + k decides the token behind draft token k - 1."""
+    """One sampling sequence's rows: row first + k decides the token after draft token k - 1."""
 
     scheduled: ScheduledSequence
-    index: int  # of the share among the sampling ones
+    index: int  # of the sequence among the sampling ones
     first: int  # its first packed row
 
     @property
@@ -29,8 +29,8 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingRows:
-    """The windows of a step, one behind the other in the packed logits."""
+class LogitRows:
+    """The windows of a step, consecutive in the packed logits."""
 
     windows: tuple[Window, ...]
 
@@ -46,6 +46,20 @@ class SamplingRows:
     def num_rows(self) -> int:
         return sum(window.num_rows for window in self.windows)
 
-    def where(self, asks: Callable[[Request], object]) -> list[Window]:
-        """The windows of the requests that ask for something."""
-        return [window for window in self.windows if asks(window.scheduled.seq.request)]
+    def where(self, has_option: Callable[[Request], object]) -> list[Window]:
+        """Select the windows of the requests that have an option."""
+        return [window for window in self.windows if has_option(window.scheduled.seq.request)]
+
+
+def join_rows(spans: Iterable[tuple[int, int]]) -> tuple[slice, ...]:
+    """Join ascending spans (first row, rows) into as few slices as possible.
+
+    A slice of the logits is a view, so a rule that takes slices copies no row.
+    """
+    joined: list[slice] = []
+    for first, count in spans:
+        if joined and joined[-1].stop == first:
+            joined[-1] = slice(joined[-1].start, first + count)
+        else:
+            joined.append(slice(first, first + count))
+    return tuple(joined)

@@ -1,9 +1,10 @@
-"""What a request's options do to its rows of logits, before a token is chosen from them.
+"""Applies requests' options to their rows of logits, before tokens are chosen from them.
 
-A step's logits go through a fixed row of processors, in transformers' order. Each is built on the
-host, from the shares alone, and works in place on exactly the rows that asked for it; a step in
-which nobody asks has none. Row k of a verify window is processed as if the draft tokens before it
-had been said. Nothing is remembered between steps, so a rejected draft leaves no trace.
+A step's logits go through a fixed sequence of processors, in transformers' order. Each is built on
+the host, from the scheduled sequences alone, and changes in place exactly the rows whose requests
+have its option; a step without options has no processors. Row k of a verify window is processed as
+if the draft tokens before it were committed. No state is kept between steps, so a rejected draft
+leaves no trace.
 
     logits [R, V] -> LogitBias -> Penalties -> TokenMasks -> MinTokens -> scores [R, V]
 """
@@ -17,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from engine.sampling.logit_bias import LogitBias
-from engine.sampling.logit_rows import SamplingRows
+from engine.sampling.logit_rows import LogitRows
 from engine.sampling.min_tokens import MinTokens
 from engine.sampling.penalties import Penalties
 from engine.sampling.token_masks import TokenMasks
@@ -35,7 +36,7 @@ class LogitsProcessor(Protocol):
     def apply(self, scores: Float[Tensor, "R V"], draft_ids: Int[Tensor, "Bs K"]) -> None:
         """Change its rows of float32 `scores` in place.
 
-        draft_ids are those of the step's sampling shares, in their order.
+        draft_ids are those of the step's sampling sequences, in their order.
         """
         ...
 
@@ -59,9 +60,9 @@ class LogitsProcessors:
     def scores(
         self, logits: Float[Tensor, "R V"], draft_ids: Int[Tensor, "Bs K"]
     ) -> Float[Tensor, "R V"]:
-        """The processed logits.
+        """Process the logits.
 
-        Float32 logits are overwritten; without processors they come back as they are.
+        Float32 logits are overwritten; without processors they are returned unchanged.
         """
         if not self.processors:
             return logits
@@ -74,12 +75,12 @@ class LogitsProcessors:
 def plan_logits_processors(
     sampling: Sequence[ScheduledSequence], *, vocab_size: int, device: torch.device
 ) -> LogitsProcessors:
-    """The processors that the sampling shares of a step ask for."""
-    rows = SamplingRows.of(sampling)
-    asked = (
+    """Build the processors that the sampling sequences of a step need."""
+    rows = LogitRows.of(sampling)
+    processors = (
         LogitBias.of(rows, device=device),
         Penalties.of(rows, device=device),
         TokenMasks.of(rows, vocab_size=vocab_size, device=device),
         MinTokens.of(rows, device=device),
     )
-    return LogitsProcessors(tuple(processor for processor in asked if processor is not None))
+    return LogitsProcessors(tuple(processor for processor in processors if processor is not None))

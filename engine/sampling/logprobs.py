@@ -1,8 +1,7 @@
-"""Log probabilities of what was said: the target's own, from its logits as they came.
+"""Computes log probabilities of output and prompt tokens from the target's unprocessed logits.
 
-No option has touched them, the temperature neither. They are computed for the rows of the
-requests that ask, before the processors write over the logits, and told once it is known which
-token each row said.
+No option changes them, nor does the temperature. The rows of the requests with logprobs are copied
+before the processors overwrite the logits; entries are made once each row's token is known.
 """
 
 from collections.abc import Sequence
@@ -17,39 +16,39 @@ from torch import Tensor
 from engine.api import TokenLogprob
 from engine.arrays import IntArray
 from engine.runner.transfer import FloatArray, upload
-from engine.sampling.logit_rows import SamplingRows, Window
+from engine.sampling.logit_rows import LogitRows, Window
 from engine.scheduler.plan import ScheduledSequence, StepPlan
 
 _PIECE = 64  # rows whose float32 logits exist at the same time
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What is left of a step's logits as they came."""
+class RawLogits:
+    """What logprobs need of a step's logits before they are processed."""
 
     windows: Float[Tensor, "Qs V"]
-    prompts: Float64[Tensor, "Qp 1+2*N"]  # told already: their tokens are known
+    prompts: Float64[Tensor, "Qp 1+2*N"]  # logprobs already: their tokens are known
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobPlan:
-    """Qs rows of verify windows and Qp rows of prompts whose next token's logprob is asked for.
+    """Qs rows of verify windows and Qp rows of prompts whose next token's logprob is requested.
 
-    In the packed logits the rows of prompts come behind all windows.
+    In the packed logits the rows of prompts follow all windows.
     """
 
     num_top: int
     windows: tuple[Window, ...]
     prompts: tuple[ScheduledSequence, ...]
     window_rows: Int[Tensor, " Qs"]
-    sampling: Int[Tensor, " Qs"]  # the rows' windows among the sampling shares
-    num_said: Int[Tensor, " Qs"]  # draft tokens before the row
+    sampling: Int[Tensor, " Qs"]  # the rows' windows among the sampling sequences
+    num_drafts: Int[Tensor, " Qs"]  # draft tokens before the row
     prompt_rows: Int[Tensor, " Qp"]
     prompt_ids: Int[Tensor, " Qp"]  # the tokens that follow them
 
     @classmethod
     def of(cls, plan: StepPlan, *, device: torch.device) -> Self | None:
-        rows = SamplingRows.of(plan.sampling)
+        rows = LogitRows.of(plan.sampling)
         windows = rows.where(lambda request: request.params.num_logprobs is not None)
         prompts = [scheduled for scheduled in plan.scheduled_seqs if scheduled.logprob_rows]
         if not windows and not prompts:
@@ -76,77 +75,77 @@ class LogprobPlan:
     def num_rows(self) -> int:
         return len(self.window_rows) + len(self.prompt_rows)
 
-    def keep(self, logits: Float[Tensor, "R V"]) -> Kept:
-        """What must be taken from the logits before anything writes over them."""
-        return Kept(
+    def keep(self, logits: Float[Tensor, "R V"]) -> RawLogits:
+        """Copy what must be taken from the logits before they are overwritten."""
+        return RawLogits(
             windows=logits[self.window_rows].float(),
-            prompts=tell(logits, self.prompt_rows, self.prompt_ids, num_top=self.num_top),
+            prompts=logprobs_of(logits, self.prompt_rows, self.prompt_ids, num_top=self.num_top),
         )
 
-    def tell_windows(
-        self, kept: Kept, said_ids: Int[Tensor, "Bs K+1"]
-    ) -> Float64[Tensor, "Qs 1+2*N"]:
-        """Of what each row of a window said.
-
-        Rows behind the bonus token said nothing: whatever stands there is not read.
-        """
-        rows = torch.arange(len(kept.windows), device=said_ids.device)
-        said = said_ids[self.sampling, self.num_said]
-        return tell(kept.windows, rows, said, num_top=self.num_top)
-
     def of_windows(
-        self, told: FloatArray, new_ids: Sequence[tuple[int, ...]]
-    ) -> dict[int, tuple[TokenLogprob, ...]]:
-        """By id() of the share, an entry for each token that it says.
+        self, raw: RawLogits, output_ids: Int[Tensor, "Bs K+1"]
+    ) -> Float64[Tensor, "Qs 1+2*N"]:
+        """Compute the logprobs of each window row's output token.
 
-        new_ids are those of all sampling shares.
+        Rows after the bonus token have none: their numbers are not read.
+        """
+        rows = torch.arange(len(raw.windows), device=output_ids.device)
+        ids = output_ids[self.sampling, self.num_drafts]
+        return logprobs_of(raw.windows, rows, ids, num_top=self.num_top)
+
+    def window_entries(
+        self, logprobs: FloatArray, new_ids: Sequence[tuple[int, ...]]
+    ) -> dict[int, tuple[TokenLogprob, ...]]:
+        """Make an entry for each new token, by id() of the scheduled sequence.
+
+        new_ids are those of all sampling sequences.
         """
         found, first = {}, 0
         for window in self.windows:
             ids = new_ids[window.index]
-            rows = told[first : first + len(ids)]
+            rows = logprobs[first : first + len(ids)]
             found[id(window.scheduled)] = _entries(rows, ids, _num_top(window.scheduled))
             first += window.num_rows
         return found
 
-    def of_prompts(self, told: FloatArray) -> dict[int, tuple[TokenLogprob, ...]]:
-        """By id() of the share, an entry for each of its logprob_rows."""
+    def prompt_entries(self, logprobs: FloatArray) -> dict[int, tuple[TokenLogprob, ...]]:
+        """Make an entry for each of the logprob_rows, by id() of the scheduled sequence."""
         found, first = {}, 0
         for scheduled in self.prompts:
             ids = _following(scheduled)
-            rows = told[first : first + len(ids)]
+            rows = logprobs[first : first + len(ids)]
             found[id(scheduled)] = _entries(rows, ids, _num_top(scheduled))
             first += len(ids)
         return found
 
 
-def tell(
+def logprobs_of(
     logits: Float[Tensor, "R V"],
     rows: Int[Tensor, " Q"],
     token_ids: Int[Tensor, " Q"],
     *,
     num_top: int,
 ) -> Float64[Tensor, "Q 1+2*N"]:
-    """For each row the log probability of its token, the N likeliest ids, and theirs.
+    """Compute of each row its token's log probability, the N likeliest ids, and theirs.
 
-    N is num_top, or the vocabulary where that is smaller.
+    N is num_top, or the size of the vocabulary where that is smaller.
     """
     num_top = min(num_top, logits.shape[1])
-    told = [logits.new_empty(0, 1 + 2 * num_top, dtype=torch.float64)]
+    found = [logits.new_empty(0, 1 + 2 * num_top, dtype=torch.float64)]
     pieces = zip(torch.split(rows, _PIECE), torch.split(token_ids, _PIECE), strict=True)
     for some, ids in pieces:
         logprobs = torch.log_softmax(logits[some].float(), dim=-1)
         own = logprobs.gather(1, ids[:, None])
         top = logprobs.topk(num_top, dim=-1)
-        told.append(torch.cat([own.double(), top.indices.double(), top.values.double()], dim=1))
-    return torch.cat(told)
+        found.append(torch.cat([own.double(), top.indices.double(), top.values.double()], dim=1))
+    return torch.cat(found)
 
 
-def _entries(told: FloatArray, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprob, ...]:
-    width = (told.shape[1] - 1) // 2
-    own = told[:, 0].tolist()
-    ids = told[:, 1 : 1 + num_top].astype(np.int64).tolist()
-    values = told[:, 1 + width :][:, :num_top].tolist()
+def _entries(rows: FloatArray, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprob, ...]:
+    width = (rows.shape[1] - 1) // 2
+    own = rows[:, 0].tolist()
+    ids = rows[:, 1 : 1 + num_top].astype(np.int64).tolist()
+    values = rows[:, 1 + width :][:, :num_top].tolist()
     return tuple(
         TokenLogprob(token_id, logprob, tuple(zip(top_ids, top, strict=True)))
         for token_id, logprob, top_ids, top in zip(token_ids, own, ids, values, strict=True)
@@ -158,7 +157,7 @@ def _num_top(scheduled: ScheduledSequence) -> int:
 
 
 def _following(scheduled: ScheduledSequence) -> list[int]:
-    """The prompt tokens behind a share's logprob_rows."""
+    """Return the prompt tokens that follow the logprob_rows."""
     rows = scheduled.logprob_rows
     return scheduled.seq.token_ids[rows.start + 1 : rows.stop + 1]
 

@@ -1,4 +1,4 @@
-"""An answer's shortest length: until then nothing can be said that would end it."""
+"""Masks stop tokens until min_tokens is reached."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -9,40 +9,49 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from engine.runner.transfer import upload
-from engine.sampling.logit_rows import SamplingRows
+from engine.sampling.logit_rows import LogitRows, join_rows
 
 
 @dataclass(frozen=True, slots=True)
 class MinTokens:
-    """N single logits that become minus infinity.
+    """Sets N single logits, in P rows, to minus infinity.
 
     Row k decides output token number num_output + k (from 0); it must not be a stop while that
-    is below min_new_tokens. A row that has nothing but stops left, because its grammar has come
-    to an end or because every token is a stop, stays as it is.
+    number is below min_new_tokens. A row in which only stops are allowed stays as it is: its
+    grammar has ended, or every token is a stop.
     """
 
-    num_rows: int
+    slices: tuple[slice, ...]  # of the P rows
+    num_rows: int  # P
     rows: Int[Tensor, " N"]
     token_ids: Int[Tensor, " N"]
+    owners: Int[Tensor, " N"]  # which of the P rows each logit belongs to
 
     @classmethod
-    def of(cls, rows: SamplingRows, *, device: torch.device) -> Self | None:
-        at, ids, num_rows = [], [], 0
+    def of(cls, rows: LogitRows, *, device: torch.device) -> Self | None:
+        at, ids, spans = [], [], []
         for window in rows.where(lambda request: request.params.min_new_tokens):
             seq = window.scheduled.seq
             num_short = seq.request.params.min_new_tokens - seq.num_output
             short = window.rows[: max(0, num_short)]
             stops = np.array(sorted(seq.stop_ids), dtype=np.int64)
             if len(short) and len(stops):
-                num_rows += len(short)
+                spans.append((window.first, len(short)))
                 at.append(np.repeat(short, len(stops)))
                 ids.append(np.tile(stops, len(short)))
         if not at:
             return None
-        return cls(num_rows, *upload([np.concatenate(at), np.concatenate(ids)], device))
+        all_rows = np.concatenate(at)
+        distinct, owners = np.unique(all_rows, return_inverse=True)
+        return cls(
+            join_rows(spans),
+            len(distinct),
+            *upload([all_rows, np.concatenate(ids), owners], device),
+        )
 
     def apply(self, scores: Float[Tensor, "R V"], draft_ids: Int[Tensor, "Bs K"]) -> None:
         before = scores[self.rows, self.token_ids]
         scores[self.rows, self.token_ids] = float("-inf")
-        is_left_empty = scores.amax(dim=1).isneginf()[self.rows]
+        tops = torch.cat([scores[rows].amax(dim=1) for rows in self.slices])  # (P,)
+        is_left_empty = tops.isneginf()[self.owners]
         scores[self.rows, self.token_ids] = before.masked_fill(~is_left_empty, float("-inf"))

@@ -1,4 +1,4 @@
-"""Repetition, presence and frequency penalties, counted row by row along a draft."""
+"""Applies repetition, presence and frequency penalties, counted row by row along a draft."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -11,24 +11,24 @@ from torch import Tensor
 from engine.api import Request
 from engine.arrays import IntArray
 from engine.runner.transfer import place, upload
-from engine.sampling.logit_rows import SamplingRows
+from engine.sampling.logit_rows import LogitRows
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """S windows with a penalty; P of the step's rows.
+    """Penalties of the S windows, P rows, of the requests that have one.
 
-    Only tokens that a row's sequence has had can change: its history, and the draft before the
-    row. So each window has a short list of candidates, the U distinct tokens of its history and
-    then its K draft tokens, and nothing here is as long as the vocabulary. A candidate may stand
-    twice in the list (or not have been said yet at this row); its value is the same each time.
+    Only tokens of a row's prefix can change: its history, and the draft before the row. So each
+    window has a short list of candidates, the U distinct tokens of its history and then its K
+    draft tokens, and no tensor is as long as the vocabulary. A candidate may occur twice in the
+    list, or not yet in the prefix of this row; its value is the same each time.
     """
 
     num_rows: int
     rows: Int[Tensor, " P"]
     owners: Int[Tensor, " P"]  # which of the S windows a row belongs to
-    num_said: Int[Tensor, " P"]  # draft tokens before the row
-    sampling: Int[Tensor, " S"]  # the windows' places among the sampling shares
+    num_drafts: Int[Tensor, " P"]  # draft tokens before the row
+    sampling: Int[Tensor, " S"]  # the windows' indices among the sampling sequences
     token_ids: Int[Tensor, "S U"]  # shorter histories repeat their first token
     output_counts: Int[Tensor, "S U"]
     repetition: Float[Tensor, " S"]
@@ -36,14 +36,14 @@ class Penalties:
     frequency: Float[Tensor, " S"]
 
     @classmethod
-    def of(cls, rows: SamplingRows, *, device: torch.device) -> Self | None:
+    def of(cls, rows: LogitRows, *, device: torch.device) -> Self | None:
         windows = rows.where(_has_penalty)
         if not windows:
             return None
         sequences = [window.scheduled.seq for window in windows]
         histories = [seq.history.follow(seq.token_ids) for seq in sequences]
         width = max(len(ids) for ids, _ in histories)
-        at, owners, num_said, sampling, token_ids, counts = upload(
+        at, owners, num_drafts, sampling, token_ids, counts = upload(
             [
                 np.concatenate([w.rows for w in windows]),
                 np.repeat(np.arange(len(windows)), [w.num_rows for w in windows]),
@@ -63,7 +63,7 @@ class Penalties:
             num_rows=len(at),
             rows=at,
             owners=owners,
-            num_said=num_said,
+            num_drafts=num_drafts,
             sampling=sampling,
             token_ids=token_ids,
             output_counts=counts,
@@ -76,7 +76,7 @@ class Penalties:
         drafts = draft_ids[self.sampling]
         counts, is_known = count_candidates(self.token_ids, self.output_counts, drafts)
         candidates = torch.cat([self.token_ids, drafts], dim=1)[self.owners]  # (P, C)
-        in_output = counts[self.owners, self.num_said]
+        in_output = counts[self.owners, self.num_drafts]
         at = self.rows[:, None], candidates
         scores[at] = penalised(
             scores[at],
@@ -93,7 +93,7 @@ def count_candidates(
     output_counts: Int[Tensor, "S U"],
     draft_ids: Int[Tensor, "S K"],
 ) -> tuple[Int[Tensor, "S K+1 U+K"], Bool[Tensor, "S U+K"]]:
-    """How often each candidate is in the output before row k, and whether the history has it.
+    """Count each candidate in the output before row k, and whether it is in the history.
 
     Candidates are token_ids, which have output_counts committed occurrences, and draft_ids.
     """
@@ -102,8 +102,8 @@ def count_candidates(
     committed = torch.cat([output_counts, drafted], dim=1)
     is_known = torch.cat([torch.ones_like(token_ids, dtype=torch.bool), is_same.any(dim=2)], dim=1)
     candidates = torch.cat([token_ids, draft_ids], dim=1)
-    said = (draft_ids[:, :, None] == candidates[:, None, :]).cumsum(dim=1)
-    before = torch.nn.functional.pad(said, (0, 0, 1, 0))  # (S, K+1, U+K)
+    drafted_so_far = (draft_ids[:, :, None] == candidates[:, None, :]).cumsum(dim=1)
+    before = torch.nn.functional.pad(drafted_so_far, (0, 0, 1, 0))  # (S, K+1, U+K)
     return committed[:, None, :] + before, is_known
 
 
@@ -116,7 +116,7 @@ def penalised(
     presence: Float[Tensor, " P"],
     frequency: Float[Tensor, " P"],
 ) -> Float[Tensor, "P C"]:
-    """Sources: CTRL (Keskar et al. 2019) as transformers has it, and the OpenAI API's formula."""
+    """Apply CTRL's penalty (Keskar et al. 2019), as transformers does, and the OpenAI API's two."""
     factor = repetition[:, None]
     repeated = torch.where(scores < 0, scores * factor, scores / factor)
     scores = torch.where(is_repeated, repeated, scores)

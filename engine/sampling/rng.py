@@ -1,4 +1,4 @@
-"""Counter-based randomness: a number's key says where it is used, so order cannot matter."""
+"""Computes counter-based random numbers: their key is their place of use, so order is free."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 class Purpose(IntEnum):
-    """What a uniform decides at a draft position. The values are part of the key."""
+    """The decision at a draft position that a uniform is for. The values are part of the key."""
 
     DRAFT = 0  # draws the draft token
     ACCEPT = 1  # accepts or rejects it
@@ -17,7 +17,7 @@ class Purpose(IntEnum):
 
 
 class RoundKey(NamedTuple):
-    """Which round of which sequence."""
+    """Identifies one round of one sequence."""
 
     seed: int
     choice: int
@@ -25,14 +25,14 @@ class RoundKey(NamedTuple):
 
 
 def round_uniforms(keys: Sequence[RoundKey], *, num_positions: int) -> npt.NDArray[np.float64]:
-    """Uniforms in [0, 1) for one round of each of R sequences: [R, num_positions, len(Purpose)].
+    """Compute uniforms in [0, 1) for a round of R sequences: [R, num_positions, len(Purpose)].
 
-    Philox (Salmon et al., SC 2011) keyed by (seed, choice) and counted by the anchor's
+    Philox (Salmon et al., SC 2011) is keyed by (seed, choice) and counted by the anchor's
     position; row k serves draft position k whatever the block size is. The anchor is in the
-    counter so that a draft that was thrown away is never drawn again from the same number.
+    counter so that a discarded draft is never drawn again from the same number.
 
-    One generator is put to every key in turn: to make one takes three times as long, and a GPU
-    has nothing to do until the numbers are there.
+    One generator is set to every key in turn: making one takes three times as long, and a GPU
+    is idle until the numbers exist.
     """
     uniforms = np.empty((len(keys), num_positions, len(Purpose)))
     bits = np.random.Philox(key=0)

@@ -1,4 +1,4 @@
-"""From logits to the distribution that a request asked for."""
+"""Computes the target's distribution under temperature, top_k, top_p and min_p."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -11,12 +11,12 @@ from torch import Tensor
 from engine.api import EngineSamplingParams
 from engine.runner.transfer import place
 
-_CANDIDATES = (128, 2048)  # likeliest tokens that top_p looks at before the whole vocabulary
+_CANDIDATES = (128, 2048)  # likeliest tokens that top_p sorts before the whole vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Sampling parameters of R sequences that draw, as tensors.
+    """Sampling parameters of the R sequences that draw at random, as tensors.
 
     Fields that no sequence uses are None, so that their filter costs nothing.
     """
@@ -25,7 +25,7 @@ class SamplingBatch:
     top_ks: Int[Tensor, " R"] | None
     top_ps: Float[Tensor, " R"] | None
     min_ps: Float[Tensor, " R"] | None
-    largest_top_k: int = 0  # of those that ask for one
+    largest_top_k: int = 0  # of the sequences with a top_k
 
     @classmethod
     def of(
@@ -45,8 +45,8 @@ class SamplingBatch:
             largest_top_k=max((k for k in top_ks if k < vocab_size), default=0),
         )
 
-    def part(self, rows: slice) -> "SamplingBatch":
-        """Those of some of the sequences."""
+    def part(self, rows: Int[Tensor, " N"]) -> "SamplingBatch":
+        """Select the parameters of some of the sequences."""
         return SamplingBatch(
             self.temperatures[rows],
             None if self.top_ks is None else self.top_ks[rows],
@@ -57,9 +57,9 @@ class SamplingBatch:
 
 
 def target_probs(logits: Float[Tensor, "R W V"], params: SamplingBatch) -> Float[Tensor, "R W V"]:
-    """The processed target distribution p, in float32.
+    """Compute the processed target distribution p, in float32.
 
-    transformers' order: temperature, top_k, top_p, min_p. A filter never removes the most
+    The order is transformers': temperature, top_k, top_p, min_p. A filter never removes the most
     likely token.
     """
     scores = logits.float() / params.temperatures[:, None, None]
@@ -78,11 +78,11 @@ def target_probs(logits: Float[Tensor, "R W V"], params: SamplingBatch) -> Float
 def _keep_top_k(
     scores: Float[Tensor, "R W V"], top_ks: Int[Tensor, " R"], largest: int
 ) -> Float[Tensor, "R W V"]:
-    """Drop all below the k-th largest score; ties with it stay, as in transformers."""
+    """Drop the scores below the k-th largest; ties with it are kept, as in transformers."""
     best = scores.topk(largest, dim=-1).values
-    place = (top_ks.clamp(max=largest) - 1)[:, None, None].expand(-1, scores.shape[1], 1)
-    asked = (top_ks < scores.shape[-1])[:, None, None]
-    kth = torch.where(asked, best.gather(-1, place), float("-inf"))
+    at = (top_ks.clamp(max=largest) - 1)[:, None, None].expand(-1, scores.shape[1], 1)
+    has_top_k = (top_ks < scores.shape[-1])[:, None, None]
+    kth = torch.where(has_top_k, best.gather(-1, at), float("-inf"))
     return scores.masked_fill(scores < kth, float("-inf"))
 
 
@@ -91,7 +91,7 @@ def _keep_top_p(
 ) -> Float[Tensor, "R W V"]:
     """Keep the likeliest tokens up to the one at which their mass reaches top_p.
 
-    Of equal scores at the edge those of smaller ids are kept.
+    Of equal scores at the edge, those with smaller ids are kept.
     """
     last, num_kept = _last_kept(scores, top_ps[:, None, None])
     above = scores > last
@@ -104,11 +104,11 @@ def _keep_top_p(
 def _last_kept(
     scores: Float[Tensor, "R W V"], top_ps: Float[Tensor, "R 1 1"]
 ) -> tuple[Float[Tensor, "R W 1"], Int[Tensor, "R W 1"]]:
-    """The smallest score that top_p keeps, and how many tokens it keeps.
+    """Find the smallest score that top_p keeps, and how many tokens it keeps.
 
-    Sorting a vocabulary is slow on a CPU and the answer is mostly among the first few, so these
-    are looked at alone, and more of them only where their mass is not enough. CUDA sorts at once:
-    to ask whether the first are enough would wait for the device.
+    Sorting a vocabulary is slow on a CPU, and the result is mostly among the first few tokens. So
+    only these are sorted, and more of them where their mass is too small. CUDA sorts all at once:
+    the check whether the first suffice would wait for the device.
     """
     vocab_size = scores.shape[-1]
     few = () if scores.is_cuda else tuple(n for n in _CANDIDATES if n < vocab_size)

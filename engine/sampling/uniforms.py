@@ -1,4 +1,4 @@
-"""The sequences of a step that draw tokens, and the numbers that they draw with."""
+"""Plans which sequences of a step sample tokens, and the uniforms that they sample with."""
 
 from dataclasses import dataclass
 
@@ -15,19 +15,20 @@ from engine.scheduler.plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class UniformPlan:
-    """The R sampling shares that draw; the others take the argmax.
+    """The R sequences that draw at random; the others take the argmax.
 
-    The numbers are decided at plan time, on the host, before a draft exists.
+    The host computes the uniforms at plan time, before a draft exists.
     """
 
-    rows: Int[Tensor, " R"]  # which of plan.sampling draw
-    drafting: Int[Tensor, " Rd"]  # which of these R bring drafts
+    rows: Int[Tensor, " R"]  # indices in plan.sampling
+    drafting: Int[Tensor, " Rd"]  # which of these R have drafts
+    plain: Int[Tensor, " Rp"]  # which of these R have none
     uniforms: Float[Tensor, "R K+1 3"]  # float64, last axis by Purpose
-    block: BlockSampling | None  # the drafter's part, for the Rd; None if nothing drafts
+    block: BlockSampling | None  # for the Rd sequences with drafts; None if there are none
 
 
 def plan_uniforms(plan: StepPlan, *, block_size: int, device: torch.device) -> UniformPlan | None:
-    """None when the whole step is greedy."""
+    """Compute the uniforms of a step; None when all of it is greedy."""
     sampling, rows = plan.sampling, plan.drawing
     if not rows:
         return None
@@ -35,10 +36,11 @@ def plan_uniforms(plan: StepPlan, *, block_size: int, device: torch.device) -> U
     keys = [RoundKey(seq.seed, seq.request.choice, seq.anchor_position) for seq in drawing]
     uniforms = place(round_uniforms(keys, num_positions=block_size + 1), device)
     drafting = [r for r, i in enumerate(rows) if sampling[i].num_drafts > 0]
+    plain = [r for r, i in enumerate(rows) if sampling[i].num_drafts == 0]
     block_rows = {id(scheduled): b for b, scheduled in enumerate(plan.drafting)}
     of_block = [block_rows[id(sampling[rows[r]])] for r in drafting]
-    rows_t, drafting_rows, of_block_t = upload(
-        [np.array(x, dtype=np.int64) for x in (rows, drafting, of_block)], device
+    rows_t, drafting_rows, plain_rows, of_block_t = upload(
+        [np.array(x, dtype=np.int64) for x in (rows, drafting, plain, of_block)], device
     )
     temperatures = np.array(
         [sampling[rows[r]].seq.request.params.temperature for r in drafting], dtype=np.float32
@@ -46,6 +48,7 @@ def plan_uniforms(plan: StepPlan, *, block_size: int, device: torch.device) -> U
     return UniformPlan(
         rows=rows_t,
         drafting=drafting_rows,
+        plain=plain_rows,
         uniforms=uniforms,
         block=BlockSampling(
             rows=of_block_t,

@@ -1,4 +1,4 @@
-"""Drafts and logits in, new tokens out: one verdict for a whole step."""
+"""Verifies a step's drafts against the target's logits: one verdict for the whole step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from draft import DraftBlock
@@ -20,26 +20,26 @@ from engine.sampling.target_distribution import SamplingBatch, target_probs
 from engine.sampling.uniforms import UniformPlan
 from engine.scheduler.plan import RoundResult, StepPlan
 
-_PIECE = 16  # drawing sequences whose distributions exist at the same time
+_PIECE = 16  # sequences whose distributions exist at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """What the requests of a step ask for beyond plain tokens.
+    """The options of a step's requests that go beyond plain tokens.
 
-    Nothing of it is needed before the logits are there, so it is made while a device computes.
+    They are needed only once the logits exist, so they are built while a device computes.
     """
 
-    processing: LogitsProcessors
-    sampling: SamplingBatch | None  # of the sequences that draw; None when none does
+    processors: LogitsProcessors
+    sampling: SamplingBatch | None  # of the sequences that draw at random; None without any
     logprobs: LogprobPlan | None
 
     @property
     def num_processed_rows(self) -> int:
-        return self.processing.num_rows
+        return self.processors.num_rows
 
     @property
-    def num_told_rows(self) -> int:
+    def num_logprob_rows(self) -> int:
         return self.logprobs.num_rows if self.logprobs is not None else 0
 
     @classmethod
@@ -62,65 +62,65 @@ def verify_step(
     options: StepOptions,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> list[RoundResult]:
-    """Decide every sampling share. Here the host waits for the device, once a step; a mask or a
-    confidence threshold, which must know the draft, makes it wait before.
+    """Verify every sampling sequence. The host waits here for the device, once per step; with a
+    token mask or a confidence threshold, which need the draft, it has waited before.
 
-    Both rules judge by the processed logits, so p is what the request asked for; q is what the
-    draft was drawn from, which knows nothing of the options but the temperature.
+    Both rules use the processed logits, so p is what the request asked for. q is the distribution
+    that the draft was sampled from; of the options it follows the temperature and the mask only.
 
-    meanwhile is called once, as late as it can be before the host waits: whatever the device is to
-    do is on it by then, so that other threads may have the interpreter.
+    meanwhile is called once, just before the host waits: all work of the device is queued by then,
+    so other threads may have the interpreter.
     """
-    asked = options.logprobs
-    if not plan.sampling and asked is None:
+    logprobs = options.logprobs
+    if not plan.sampling and logprobs is None:
         meanwhile()
         return []
-    if options.processing.waits:
+    if options.processors.waits:
         meanwhile()
-        meanwhile = _nothing
+        meanwhile = _do_nothing
     windows = logits[: sum(scheduled.num_logit_rows for scheduled in plan.sampling)]
-    kept = asked.keep(logits) if asked is not None else None
-    verdict = _decide(batch, block, windows, draws, options)
-    said_ids = torch.cat([batch.draft_ids, verdict.bonus_ids[:, None]], dim=1)  # (Bs, K+1)
-    said_ids.scatter_(1, verdict.num_accepted[:, None], verdict.bonus_ids[:, None])
-    if asked is None or kept is None:
+    raw = logprobs.keep(logits) if logprobs is not None else None
+    verdict = _verify(batch, block, windows, draws, options)
+    output_ids = torch.cat([batch.draft_ids, verdict.bonus_ids[:, None]], dim=1)  # (Bs, K+1)
+    output_ids.scatter_(1, verdict.num_accepted[:, None], verdict.bonus_ids[:, None])
+    if logprobs is None or raw is None:
         meanwhile()
-        new_ids = _new_ids(*download([verdict.num_accepted, said_ids]))
+        new_ids = _new_ids(*download([verdict.num_accepted, output_ids]))
         return [RoundResult(s, ids) for s, ids in zip(plan.sampling, new_ids, strict=True)]
-    told = asked.tell_windows(kept, said_ids)
+    window_logprobs = logprobs.of_windows(raw, output_ids)
     meanwhile()
     num_accepted, ids, of_windows, of_prompts = download(
-        [verdict.num_accepted, said_ids, told, kept.prompts]
+        [verdict.num_accepted, output_ids, window_logprobs, raw.prompts]
     )
-    return _told_results(plan, _new_ids(num_accepted, ids), asked, of_windows, of_prompts)
+    return _with_logprobs(plan, _new_ids(num_accepted, ids), logprobs, of_windows, of_prompts)
 
 
-def _nothing() -> None:
-    """For what has been done."""
+def _do_nothing() -> None:
+    """Replaces a callback that has been called."""
 
 
-def _new_ids(num_accepted: FloatArray, said_ids: FloatArray) -> list[tuple[int, ...]]:
-    """What each sampling share says: its accepted drafts and the bonus token."""
-    rows = said_ids.astype(np.int64).tolist()
+def _new_ids(num_accepted: FloatArray, output_ids: FloatArray) -> list[tuple[int, ...]]:
+    """Return each sampling sequence's accepted drafts and bonus token."""
+    rows = output_ids.astype(np.int64).tolist()
     counts = num_accepted.astype(np.int64).tolist()
     return [tuple(row[: count + 1]) for row, count in zip(rows, counts, strict=True)]
 
 
-def _told_results(
+def _with_logprobs(
     plan: StepPlan,
     new_ids: list[tuple[int, ...]],
-    asked: LogprobPlan,
+    logprob_plan: LogprobPlan,
     of_windows: FloatArray,
     of_prompts: FloatArray,
 ) -> list[RoundResult]:
-    """A result for every share that says or tells something."""
-    said = {id(scheduled): ids for scheduled, ids in zip(plan.sampling, new_ids, strict=True)}
-    logprobs = asked.of_windows(of_windows, new_ids)
-    prompt_logprobs = asked.of_prompts(of_prompts)
+    """Build a result for every sequence with new tokens or prompt logprobs."""
+    ids = {id(scheduled): new for scheduled, new in zip(plan.sampling, new_ids, strict=True)}
+    logprobs = logprob_plan.window_entries(of_windows, new_ids)
+    prompt_logprobs = logprob_plan.prompt_entries(of_prompts)
     return [
         RoundResult(
             scheduled,
-            said.get(id(scheduled), ()),
+            ids.get(id(scheduled), ()),
             logprobs=logprobs.get(id(scheduled), ()),
             prompt_logprobs=prompt_logprobs.get(id(scheduled), ()),
         )
@@ -129,64 +129,52 @@ def _told_results(
     ]
 
 
-def _decide(
+def _verify(
     batch: ScheduleBatch,
     block: DraftBlock | None,
     logits: Float[Tensor, "R V"],
     draws: UniformPlan | None,
     options: StepOptions,
 ) -> Verdict:
-    scores = options.processing.scores(logits, batch.draft_ids)
+    scores = options.processors.scores(logits, batch.draft_ids)
     verdict = verify_greedy(
         batch.draft_ids, most_likely(scores)[batch.verify_rows], batch.num_drafts
     )
     if draws is not None:
-        assert options.sampling is not None, "sequences draw, and nobody asked"
-        drawn = _verify_drawn(batch, block, scores, draws, options.sampling)
-        verdict.num_accepted[draws.rows] = drawn.num_accepted
-        verdict.bonus_ids[draws.rows] = drawn.bonus_ids
+        assert options.sampling is not None, "sequences draw at random without parameters"
+        if len(draws.plain):
+            q = scores.new_empty(len(draws.plain), 0, scores.shape[1])
+            _verify_drawn(verdict, batch, draws, draws.plain, q, scores, options.sampling)
+        if block is not None and block.draft_probs is not None:
+            q = block.draft_probs[:, : batch.draft_ids.shape[1]]
+            _verify_drawn(verdict, batch, draws, draws.drafting, q, scores, options.sampling)
     return verdict
 
 
 def _verify_drawn(
+    verdict: Verdict,
     batch: ScheduleBatch,
-    block: DraftBlock | None,
-    scores: Float[Tensor, "R V"],
     draws: UniformPlan,
+    members: Int[Tensor, " N"],
+    draft_probs: Float[Tensor, "N K V"],
+    scores: Float[Tensor, "R V"],
     params: SamplingBatch,
-) -> Verdict:
-    """A few sequences at a time: distributions in float32 are large, and sorted ones larger."""
-    count, width = len(draws.rows), batch.draft_ids.shape[1]
-    q = _draft_probs(block, draws, count, width, scores)
-    pieces = []
-    for first in range(0, count, _PIECE):
-        some = slice(first, first + _PIECE)
+) -> None:
+    """Write the verdict of N of the sequences that draw; K: the most draft tokens of any.
+
+    A few sequences at a time: distributions in float32 are large, and sorted ones larger.
+    """
+    width = draft_probs.shape[1]
+    pieces = zip(torch.split(members, _PIECE), torch.split(draft_probs, _PIECE), strict=True)
+    for some, q in pieces:
         rows, uniforms = draws.rows[some], draws.uniforms[some]
-        pieces.append(
-            verify_sampled(
-                batch.draft_ids[rows],
-                q[some],
-                target_probs(scores[batch.verify_rows[rows]], params.part(some)),
-                batch.num_drafts[rows],
-                accept_uniforms=uniforms[:, :width, Purpose.ACCEPT],
-                bonus_uniforms=uniforms[:, : width + 1, Purpose.BONUS],
-            )
+        piece = verify_sampled(
+            batch.draft_ids[rows, :width],
+            q,
+            target_probs(scores[batch.verify_rows[rows, : width + 1]], params.part(some)),
+            batch.num_drafts[rows],
+            accept_uniforms=uniforms[:, :width, Purpose.ACCEPT],
+            bonus_uniforms=uniforms[:, : width + 1, Purpose.BONUS],
         )
-    return Verdict(
-        torch.cat([piece.num_accepted for piece in pieces]),
-        torch.cat([piece.bonus_ids for piece in pieces]),
-    )
-
-
-def _draft_probs(
-    block: DraftBlock | None, draws: UniformPlan, count: int, width: int, like: Tensor
-) -> Float[Tensor, "R K V"]:
-    """q of every drawing share; zeros for those that brought no draft."""
-    shape = count, width, like.shape[1]
-    if block is None or block.draft_probs is None:
-        return like.new_zeros((), dtype=torch.float32).expand(shape)
-    if len(draws.drafting) == count:
-        return block.draft_probs[:, :width]
-    q = like.new_zeros(shape, dtype=torch.float32)
-    q[draws.drafting] = block.draft_probs[:, :width]
-    return q
+        verdict.num_accepted[rows] = piece.num_accepted
+        verdict.bonus_ids[rows] = piece.bonus_ids
