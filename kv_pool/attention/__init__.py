@@ -1,4 +1,4 @@
-"""Attention over paged keys and values: one signature, several backends."""
+"""Attention over paged KV: one interface; reference, Triton and FlashInfer backends."""
 
 from kv_pool.attention.backend import AttentionBackend, AttentionPlan
 from kv_pool.attention.fixed import FixedBackend, FixedPlan, NoFixedPlan

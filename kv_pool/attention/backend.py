@@ -1,4 +1,4 @@
-"""One signature for every attention over paged keys and values."""
+"""Defines the interface of attention backends over paged keys and values."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @runtime_checkable
 class AttentionPlan(Protocol):
-    """One batch's index tensors and masks: built once, shared by all layers."""
+    """Holds one batch's index tensors and masks: built once, used by all layers."""
 
     def attend(
         self,
@@ -27,21 +27,20 @@ class AttentionPlan(Protocol):
         Query head h reads KV head h // (H / Hkv). The result has the query's dtype.
 
         scale    multiplies query @ key
-        window   a query at position p sees only keys at positions > p - window
+        window   a query at position p attends only to keys at positions > p - window
         softcap  scores become softcap * tanh(scores / softcap), before any mask
-        sinks    one more logit per head in the softmax's denominator, worth no value
+        sinks    one extra logit per head in the softmax's denominator, without a value
         """
         ...
 
 
 @runtime_checkable
 class AttentionBackend(Protocol):
-    """Makes plans. Sequence b owns the query rows sum(query_lens[:b]) and those that follow.
+    """Builds plans. The query rows of sequence b start at row sum(query_lens[:b]).
 
-    kv_lens[b] counts this step's own tokens too; the queries stand at the last query_lens[b]
-    of its positions. Causal: a query at position p sees keys at positions <= p. Not causal: it
-    sees all kv_lens[b]. The entries of a page table past a sequence's kv_len are never read;
-    they may be anything.
+    kv_lens[b] includes this step's tokens; the queries are at the last query_lens[b] positions.
+    Causal: a query at position p attends to keys at positions <= p. Not causal: to all
+    kv_lens[b]. Page table entries past a sequence's kv_len are never read.
     """
 
     name: str

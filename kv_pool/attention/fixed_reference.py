@@ -1,4 +1,4 @@
-"""The reference in fixed shapes: what graphs are tested with where no kernel runs."""
+"""Implements fixed-shape attention in PyTorch, to test graphs without attention kernels."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from kv_pool.attention.transfer import overwrite
 
 
 class FixedReference(ReferenceAttention):
-    """A FixedBackend that gathers as many pages as there can be. Slow; runs anywhere."""
+    """Implements FixedBackend by gathering max_pages pages. Slow; runs on any device."""
 
     fixed_plan_bytes = 0
 
@@ -37,7 +37,7 @@ class FixedReference(ReferenceAttention):
 
 
 class FixedReferencePlan(AttentionPlan):
-    """All is computed from two buffers, lengths and pages, that `update` writes."""
+    """Attends from two buffers, lengths and pages, that `update` writes."""
 
     def __init__(
         self,

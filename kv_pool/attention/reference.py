@@ -1,4 +1,4 @@
-"""Attention anywhere: gather the pages, then scaled_dot_product_attention."""
+"""Implements attention in PyTorch: gathers the pages, then scaled_dot_product_attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from kv_pool.attention.layout import (
 )
 from kv_pool.attention.transfer import to_device
 
-# Up to here the query heads of one KV head are laid side by side as more query rows: several
-# times faster for a few rows. Beyond, the mask would have to be repeated for nothing.
+# Up to this length, query heads of one KV head become extra query rows: several times faster
+# for a few rows. For longer queries, repeating the mask costs more than that saves.
 _MAX_FOLDED_QUERY_LEN = 32
 
 
 class ReferenceAttention:
-    """The backend that all others are compared with; see AttentionBackend for the contract."""
+    """Implements AttentionBackend on any device. Other backends are checked against it."""
 
     name = "reference"
 
@@ -40,7 +40,7 @@ class ReferenceAttention:
         page_tables: Sequence[Sequence[int]],
         causal: bool,
     ) -> "ReferencePlan":
-        """Build the batch's index tensors: each of them crosses to the device once."""
+        """Build the batch's index tensors; each is copied to the device once."""
         groups = group_by_query_len(
             query_lens=query_lens,
             kv_lens=kv_lens,
@@ -51,7 +51,7 @@ class ReferenceAttention:
 
 
 class ReferencePlan:
-    """A batch as groups of equal query_len: one gather and one softmax per group and layer."""
+    """Attends per group of equal query_len: one gather and one softmax per group and layer."""
 
     def __init__(
         self, *, groups: Sequence[GroupLayout], causal: bool, device: torch.device
@@ -92,13 +92,13 @@ class ReferencePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """B sequences of Q queries each, over S gathered keys."""
+    """Attends for B sequences of Q queries each, over S gathered keys."""
 
     query_len: int
     slots: Int[Tensor, "BS"]  # flat [B, S]
     num_sequences: int
-    seen: Bool[Tensor, "B Q S"] | None  # None: every query sees every key
-    biases: dict[tuple[torch.dtype, int], Float[Tensor, "B 1 R S"]]  # made of `seen` when asked
+    seen: Bool[Tensor, "B Q S"] | None  # None: every query attends to every key
+    biases: dict[tuple[torch.dtype, int], Float[Tensor, "B 1 R S"]]  # of `seen`, when first needed
 
     def attend(
         self,
@@ -160,7 +160,7 @@ def _build_group(
 
 
 def _row_index(rows: np.ndarray, device: torch.device) -> slice | Tensor:
-    """A slice when the rows stand together, for then nothing needs to be gathered."""
+    """Return a slice if the rows are contiguous: slicing needs no gather."""
     first, last = int(rows[0]), int(rows[-1])
     if last - first + 1 == rows.size:
         return slice(first, last + 1)
@@ -176,7 +176,7 @@ def _explicit_attention(
     softcap: float | None,
     sinks: Float[Tensor, "H"] | None,
 ) -> Float[Tensor, "B Hq R Dv"]:
-    """Softmax written out in float32, for what the library's attention does not know."""
+    """Compute attention explicitly in float32, with softcap and sinks."""
     expand = q.shape[1] // k.shape[1]
     k, v = (x.float().repeat_interleave(expand, dim=1) for x in (k, v))
     scores = q.float() @ k.transpose(2, 3) * scale  # (B, Hq, R, S)
@@ -185,7 +185,7 @@ def _explicit_attention(
     if bias is not None:
         scores = scores + bias
     if sinks is not None:
-        # Folded rows are head after head, so that a head's sink belongs to R / fold rows.
+        # Folded rows are ordered by head: a head's sink applies to R / fold rows.
         fold = sinks.shape[0] // q.shape[1]
         sink = sinks.float().view(-1, fold).repeat_interleave(q.shape[2] // fold, dim=1)
         sink = sink[None, :, :, None].expand(q.shape[0], -1, -1, -1)  # (B, Hq, R, 1)

@@ -1,4 +1,4 @@
-"""Attention over pages by kernels of our own: CUDA without further packages, and fit for graphs."""
+"""Implements paged attention with the project's Triton kernels, eagerly and in CUDA graphs."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ _TILE_ROWS = 64  # query rows times heads of one KV head that a program holds at
 
 
 class TritonAttention:
-    """See AttentionBackend and FixedBackend. Does all of the signature."""
+    """Implements AttentionBackend and FixedBackend, with all options."""
 
     name = "triton"
     fixed_plan_bytes = 0
@@ -57,11 +57,11 @@ class TritonAttention:
 
 
 class TritonPlan:
-    """Page tables as a rectangle on the device, and how the queries are cut into tiles.
+    """Holds page tables as a rectangle on the device, and the queries' tiles.
 
-    tile    (sequence, first of its queries): one program per tile, KV head and split
-    split   one of a few equal parts of the keys that a tile sees, so that few sequences
-            with long contexts keep a whole device busy; the parts are put together after
+    tile    (sequence, first query): one program per tile, KV head and split
+    split   one of a few equal parts of a tile's keys: few sequences with long contexts then
+            occupy the whole device; a second kernel combines the parts
     """
 
     def __init__(
