@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from engine.runner.batch import ScheduleBatch
 from engine.runner.hf_attention import IMPLEMENTATION, LayerAttention
 from engine.runner.taps import Taps
-from kv_pool import AttentionBackend, AttentionPlan, KVPool
+from kv_pool import AttentionBackend, AttentionOptions, AttentionPlan, KVPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +38,14 @@ class PagedAttention:
         query: Float[Tensor, "T H D"],
         keys: Float[Tensor, "T Hkv D"],
         values: Float[Tensor, "T Hkv Dv"],
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
+        options: AttentionOptions,
     ) -> Float[Tensor, "T H Dv"]:
         self.pool.write_target(layer, self.slots, keys, values)
         return self.plan.attend(
             query,
             self.pool.target_keys(layer),
             self.pool.target_values(layer),
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
+            options,
         )
 
 

@@ -1,10 +1,21 @@
 """Defines the interface of attention backends over paged keys and values."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionOptions:
+    """Defines how a layer computes its attention scores."""
+
+    scale: float  # multiplies query @ key
+    window: int | None = None  # a query at position p attends only to keys > p - window
+    softcap: float | None = None  # scores become softcap * tanh(scores / softcap), before masks
+    sinks: Float[Tensor, "H"] | None = None  # a logit per head in the denominator, without a value
 
 
 @runtime_checkable
@@ -16,20 +27,11 @@ class AttentionPlan(Protocol):
         query: Float[Tensor, "T H D"],
         keys: Float[Tensor, "S Hkv D"],
         values: Float[Tensor, "S Hkv Dv"],
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Float[Tensor, "H"] | None = None,
+        options: AttentionOptions,
     ) -> Float[Tensor, "T H Dv"]:
         """Attend from T packed query rows to the slots of one layer. No host sync.
 
         Query head h reads KV head h // (H / Hkv). The result has the query's dtype.
-
-        scale    multiplies query @ key
-        window   a query at position p attends only to keys at positions > p - window
-        softcap  scores become softcap * tanh(scores / softcap), before any mask
-        sinks    one extra logit per head in the softmax's denominator, without a value
         """
         ...
 

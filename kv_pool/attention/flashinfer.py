@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kv_pool.attention.backend import AttentionBackend, AttentionPlan
+from kv_pool.attention.backend import AttentionBackend, AttentionOptions, AttentionPlan
 from kv_pool.attention.fixed import NoFixedPlan
 from kv_pool.attention.flashinfer_workspace import Workspace, workspace_bytes
 from kv_pool.attention.paging import PageLayout, page_layout
@@ -185,21 +185,15 @@ class FlashInferPlan:
         query: Float[Tensor, "T H D"],
         keys: Float[Tensor, "S Hkv D"],
         values: Float[Tensor, "S Hkv Dv"],
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Float[Tensor, "H"] | None = None,
+        options: AttentionOptions,
     ) -> Float[Tensor, "T H Dv"]:
         """See AttentionPlan.attend."""
-        reason = _why_not(query, keys, values, sinks)
+        reason = _why_not(query, keys, values, options)
         if reason is not None:
             self._backend.note(reason)
             self._fallback = self._fallback or self._plan_fallback()
-            return self._fallback.attend(
-                query, keys, values, scale=scale, window=window, softcap=softcap, sinks=sinks
-            )
-        kind = _kind(query, keys, self._causal, scale, window, softcap)
+            return self._fallback.attend(query, keys, values, options)
+        kind = _kind(query, keys, self._causal, options)
         if kind not in self._wrappers:
             self._wrappers[kind] = self._backend.planned(kind, self._layout)
         return _run(self._wrappers[kind], query, keys, values, self._backend.page_size)
@@ -253,18 +247,14 @@ class FlashInferFixedPlan:
         query: Float[Tensor, "T H D"],
         keys: Float[Tensor, "S Hkv D"],
         values: Float[Tensor, "S Hkv Dv"],
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Float[Tensor, "H"] | None = None,
+        options: AttentionOptions,
     ) -> Float[Tensor, "T H Dv"]:
         """See AttentionPlan.attend. Raises NoFixedPlan for options without a kernel."""
-        reason = _why_not(query, keys, values, sinks)
+        reason = _why_not(query, keys, values, options)
         if reason is not None:
             raise NoFixedPlan(f"flashinfer has no kernel for {reason}")
         assert self._layout is not None, "attend before update"
-        kind = _kind(query, keys, self._causal, scale, window, softcap)
+        kind = _kind(query, keys, self._causal, options)
         if kind not in self._wrappers:
             wanted = kind.workspace_bytes(
                 self._workspace, rows=sum(self._query_lens), sequences=len(self._query_lens)
@@ -344,29 +334,22 @@ def _logging_builds(kind: _Kind) -> Iterator[None]:
         logger.info("flashinfer built its kernels for %s in %.0f s", what, seconds)
 
 
-def _kind(
-    query: Tensor,
-    keys: Tensor,
-    causal: bool,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> _Kind:
+def _kind(query: Tensor, keys: Tensor, causal: bool, options: AttentionOptions) -> _Kind:
     return _Kind(
         num_qo_heads=query.shape[1],
         num_kv_heads=keys.shape[1],
         head_dim_qk=query.shape[2],
         causal=causal,
-        sm_scale=scale,
-        window_left=-1 if window is None else window - 1,
-        logits_soft_cap=softcap or 0.0,
+        sm_scale=options.scale,
+        window_left=-1 if options.window is None else options.window - 1,
+        logits_soft_cap=options.softcap or 0.0,
         q_data_type=query.dtype,
         kv_data_type=keys.dtype,
     )
 
 
-def _why_not(query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> str | None:
-    if sinks is not None:
+def _why_not(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> str | None:
+    if options.sinks is not None:
         return "attention sinks"
     if query.dtype not in _DTYPES or keys.dtype != query.dtype:
         return f"{query.dtype} over {keys.dtype}"

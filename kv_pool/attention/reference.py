@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from kv_pool.attention.backend import AttentionOptions
 from kv_pool.attention.layout import (
     GroupLayout,
     cut_to_window,
@@ -67,21 +68,18 @@ class ReferencePlan:
         query: Float[Tensor, "T H D"],
         keys: Float[Tensor, "S Hkv D"],
         values: Float[Tensor, "S Hkv Dv"],
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Float[Tensor, "H"] | None = None,
+        options: AttentionOptions,
     ) -> Float[Tensor, "T H Dv"]:
         """See AttentionPlan.attend."""
+        window = options.window
         if window not in self._groups:
             self._groups[window] = self._cut_groups(window)
         groups = self._groups[window]
         if len(groups) == 1:
-            return groups[0].attend(query, keys, values, scale, softcap, sinks)
+            return groups[0].attend(query, keys, values, options)
         result = query.new_empty(*query.shape[:2], values.shape[2])
         for rows, group in zip(self._rows, groups, strict=True):
-            result[rows] = group.attend(query[rows], keys, values, scale, softcap, sinks)
+            result[rows] = group.attend(query[rows], keys, values, options)
         return result
 
     def _cut_groups(self, window: int | None) -> list["_Group"]:
@@ -105,9 +103,7 @@ class _Group:
         query: Float[Tensor, "R H D"],
         keys: Float[Tensor, "S Hkv D"],
         values: Float[Tensor, "S Hkv Dv"],
-        scale: float,
-        softcap: float | None,
-        sinks: Float[Tensor, "H"] | None,
+        options: AttentionOptions,
     ) -> Float[Tensor, "R H Dv"]:
         num_heads = query.shape[1]
         fold = num_heads // keys.shape[1] if self.query_len <= _MAX_FOLDED_QUERY_LEN else 1
@@ -115,12 +111,13 @@ class _Group:
         k = self._gather(keys).to(query.dtype)  # (B, Hkv, S, D)
         v = self._gather(values).to(query.dtype)
         bias = self._bias(query.dtype, fold)
-        if softcap is None and sinks is None:
+        if options.softcap is None and options.sinks is None:
+            is_grouped = q.shape[1] != k.shape[1]
             out = scaled_dot_product_attention(
-                q, k, v, attn_mask=bias, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+                q, k, v, attn_mask=bias, scale=options.scale, enable_gqa=is_grouped
             )
         else:
-            out = _explicit_attention(q, k, v, bias, scale, softcap, sinks)
+            out = _explicit_attention(q, k, v, bias, options)
         return self._unfold(out, fold).reshape(query.shape[0], num_heads, -1)
 
     def _fold(self, query: Tensor, fold: int) -> Tensor:
@@ -172,22 +169,20 @@ def _explicit_attention(
     k: Float[Tensor, "B Hkv S D"],
     v: Float[Tensor, "B Hkv S Dv"],
     bias: Float[Tensor, "B 1 R S"] | None,
-    scale: float,
-    softcap: float | None,
-    sinks: Float[Tensor, "H"] | None,
+    options: AttentionOptions,
 ) -> Float[Tensor, "B Hq R Dv"]:
     """Compute attention explicitly in float32, with softcap and sinks."""
     expand = q.shape[1] // k.shape[1]
     k, v = (x.float().repeat_interleave(expand, dim=1) for x in (k, v))
-    scores = q.float() @ k.transpose(2, 3) * scale  # (B, Hq, R, S)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores = q.float() @ k.transpose(2, 3) * options.scale  # (B, Hq, R, S)
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
     if bias is not None:
         scores = scores + bias
-    if sinks is not None:
+    if options.sinks is not None:
         # Folded rows are ordered by head: a head's sink applies to R / fold rows.
-        fold = sinks.shape[0] // q.shape[1]
-        sink = sinks.float().view(-1, fold).repeat_interleave(q.shape[2] // fold, dim=1)
+        fold = options.sinks.shape[0] // q.shape[1]
+        sink = options.sinks.float().view(-1, fold).repeat_interleave(q.shape[2] // fold, dim=1)
         sink = sink[None, :, :, None].expand(q.shape[0], -1, -1, -1)  # (B, Hq, R, 1)
         scores = torch.cat([scores, sink], dim=-1)
     probs = torch.softmax(scores, dim=-1)[..., : k.shape[2]]

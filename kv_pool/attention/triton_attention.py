@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kv_pool.attention.backend import AttentionOptions
 from kv_pool.attention.paging import overwrite_rows, page_rows
 from kv_pool.attention.transfer import overwrite, to_device
 from kv_pool.attention.triton_kernels import Tiles, launch
@@ -100,11 +101,7 @@ class TritonPlan:
         query: Float[Tensor, "T H D"],
         keys: Float[Tensor, "S Hkv D"],
         values: Float[Tensor, "S Hkv Dv"],
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Float[Tensor, "H"] | None = None,
+        options: AttentionOptions,
     ) -> Float[Tensor, "T H Dv"]:
         """See AttentionPlan.attend."""
         group = query.shape[1] // keys.shape[1]
@@ -121,10 +118,7 @@ class TritonPlan:
             page_size=self._page_size,
             max_kv_len=self._max_kv_len,
             causal=self._causal,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
+            options=options,
         )
 
     def _cut(self, group: int) -> Tiles:

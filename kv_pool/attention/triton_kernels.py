@@ -12,6 +12,8 @@ import triton.language as tl
 from jaxtyping import Float, Int32
 from torch import Tensor
 
+from kv_pool.attention.backend import AttentionOptions
+
 _KEYS = 64  # keys of one loop iteration
 _MAX_SPLITS = 16
 _ENOUGH_PROGRAMS = 264  # two for each multiprocessor of an H200
@@ -39,12 +41,10 @@ def launch(
     page_size: int,
     max_kv_len: int,
     causal: bool,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Float[Tensor, "H"] | None,
+    options: AttentionOptions,
 ) -> Float[Tensor, "T H Dv"]:
     """Run the kernels; see AttentionPlan.attend. starts[b] is sequence b's first query row."""
+    window, softcap, sinks = options.window, options.softcap, options.sinks
     num_queries, num_heads, key_dim = query.shape
     num_kv_heads, value_dim = values.shape[1:]
     num_tiles = tiles.table.shape[1]
@@ -70,7 +70,7 @@ def launch(
         num_queries,
         num_tiles,
         pages.shape[1],
-        scale,
+        options.scale,
         softcap if softcap is not None else 1.0,
         window if window is not None else 0,
         splits,

@@ -15,7 +15,7 @@ from dspark.bench.gpu.engines import (
 )
 from dspark.bench.gpu.pairs import SMALL, TINY, Pair, make_pair
 from dspark.bench.gpu.results import Check, Found
-from kv_pool import AttentionBackend, KVLayout, KVPool, ReferenceAttention
+from kv_pool import AttentionBackend, AttentionOptions, KVLayout, KVPool, ReferenceAttention
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 PAGE_SIZE = 16
@@ -82,7 +82,7 @@ def _attention_difference(
     keys, values = (noise(at * PAGE_SIZE, num_kv_heads, head_dim) for _ in range(2))
     found, expected = (
         each.plan(query_lens=query_lens, kv_lens=kv_lens, page_tables=tables, causal=causal).attend(
-            query.to(kind), keys.to(kind), values.to(kind), scale=head_dim**-0.5
+            query.to(kind), keys.to(kind), values.to(kind), AttentionOptions(head_dim**-0.5)
         )
         for each, kind in (
             (backend, dtype),

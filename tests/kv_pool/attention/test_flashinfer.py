@@ -53,15 +53,7 @@ class Rig:
 
 
 def attend(plan: AttentionPlan, batch: Batch, options: Options) -> Tensor:
-    return plan.attend(
-        batch.query,
-        batch.keys,
-        batch.values,
-        scale=0.05,
-        window=options.window,
-        softcap=options.softcap,
-        sinks=options.sinks,
-    )
+    return plan.attend(batch.query, batch.keys, batch.values, options.scaled(0.05))
 
 
 def half_batch(**changes: object) -> Batch:
@@ -248,5 +240,5 @@ def test_page_ids_are_on_the_device_and_lengths_on_the_host_when_it_plans() -> N
     fixed.update(kv_lens=[5], page_tables=[[2, 0]])
     query, pool = (torch.empty(n, 4, 64, dtype=torch.float16, device=meta) for n in (1, 12))
     for each in (plan, fixed):
-        each.attend(query, pool, pool, scale=0.1)
+        each.attend(query, pool, pool, Options().scaled(0.1))
     assert kinds == [["cpu", "cpu", "meta", "cpu"]] * 2

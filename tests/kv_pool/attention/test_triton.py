@@ -3,6 +3,7 @@
 Without a CUDA device, Triton's interpreter runs the kernels.
 """
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -33,14 +34,12 @@ def backend_of(batch: Batch) -> TritonAttention:
 
 
 def attend(plan: FixedPlan, batch: Batch, options: Options) -> Tensor:
+    sinks = None if options.sinks is None else options.sinks.to(DEVICE)
     return plan.attend(
         batch.query.to(DEVICE),
         batch.keys.to(DEVICE),
         batch.values.to(DEVICE),
-        scale=0.3,
-        window=options.window,
-        softcap=options.softcap,
-        sinks=None if options.sinks is None else options.sinks.to(DEVICE),
+        replace(options, sinks=sinks).scaled(0.3),
     ).cpu()
 
 
