@@ -100,7 +100,7 @@ class TargetModel:
         pool: KVPool,
         attention: AttentionBackend,
         vocab_size: int,
-        native: PackedDecoder | None = None,
+        packed_decoder: PackedDecoder | None = None,
     ) -> None:
         """tap_layers: those whose outputs a pass keeps, side by side in this order.
 
@@ -111,15 +111,18 @@ class TargetModel:
         self._model = model
         self._pool = pool
         self._attention = attention
-        self._native = native
+        self._packed_decoder = packed_decoder
         self._parts = DecoderParts.of(model)
         self._tap_layers = tap_layers
         self.vocab_size = vocab_size
 
     def forward(self, batch: ScheduleBatch) -> TargetOutput:
         """See Target.forward."""
-        if self._native is not None and len(batch.token_ids) <= self._native.max_rows:
-            return TargetOutput(*self._native.run(batch))
+        if (
+            self._packed_decoder is not None
+            and len(batch.token_ids) <= self._packed_decoder.max_rows
+        ):
+            return TargetOutput(*self._packed_decoder.run(batch))
         return self._forward_by_transformers(batch)
 
     def _forward_by_transformers(self, batch: ScheduleBatch) -> TargetOutput:

@@ -26,7 +26,7 @@ def device_backend_of(device: torch.device, **settings: Any) -> DeviceBackend:
     return dataclasses.replace(
         found,
         make_attention=lambda page_size: FixedReference(page_size=page_size, device=device),
-        recorder=TapeCapturer(),
+        capturer=TapeCapturer(),
         graphs_reason=None,
     )
 
