@@ -28,6 +28,7 @@ from engine.errors import (
     EngineDraining,
     EngineError,
     LoadError,
+    RequestFailed,
     RequestRejected,
 )
 
@@ -49,6 +50,7 @@ __all__ = [
     "FinishReason",
     "LoadError",
     "Request",
+    "RequestFailed",
     "RequestRejected",
     "SpeculationStats",
     "StopScanner",

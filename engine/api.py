@@ -20,6 +20,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # a stop token, the end-of-sequence token, a stop string, a row mask's end
     LENGTH = "length"  # max_new_tokens, or the context limit
     ABORT = "abort"  # cancelled by the caller
+    ERROR = "error"  # an exception of the request's own code, or no memory for it alone
 
 
 class StopScanner(Protocol):
@@ -148,6 +149,7 @@ class Finish:
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
+    error: str | None = None  # with FinishReason.ERROR, for the caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +251,7 @@ class EngineClient(Protocol):
         and so does what `hear` raises, which is raised here.
 
         Raises RequestRejected, EngineBusy or EngineDraining before the first event, and
-        EngineDead at any time.
+        RequestFailed or EngineDead at any time. No event has FinishReason.ERROR.
         """
         ...
 

@@ -4,6 +4,7 @@ EngineError
   RequestRejected    this request cannot be served as asked    -> 400
   EngineBusy         no room now; worth trying again           -> 429
   EngineDraining     shutting down; ask another server         -> 503
+  RequestFailed      this request's own code raised           -> 500
   EngineDead         the step loop has stopped                 -> 503
   LoadError          a model cannot be served                  -> refused at start
 """
@@ -27,6 +28,13 @@ class EngineBusy(EngineError):
 
 class EngineDraining(EngineError):
     """The engine is shutting down and takes no new requests."""
+
+
+class RequestFailed(EngineError):
+    """One request ended with FinishReason.ERROR; other requests go on.
+
+    The message names the id under which the log has the details.
+    """
 
 
 class EngineDead(EngineError):

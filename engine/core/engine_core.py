@@ -1,6 +1,8 @@
 """Runs the step (plan, draft, cut, run, verify, commit, context, release) and its controls."""
 
+import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,9 +17,11 @@ from engine.api import (
     Request,
     TokenEvent,
 )
+from engine.core.out_of_memory import is_out_of_memory
 from engine.draft_length.confidence_cutoff import VerifyAll, VerifyBudget
 from engine.draft_length.cost_tracking import StepTimes
 from engine.errors import RequestRejected
+from engine.observability.observers import Observers
 from engine.observability.profiler import StepProfiler
 from engine.observability.step_metrics import StepMetrics
 from engine.observability.step_observer import StepObserver
@@ -27,9 +31,12 @@ from engine.runner.transfer import upload
 from engine.sampling.draft_token_masks import DraftTokenMasks
 from engine.sampling.uniforms import UniformPlan, plan_uniforms
 from engine.sampling.verify_step import StepOptions, verify_step
-from engine.scheduler.plan import StepPlan
+from engine.scheduler.plan import RoundResult, ScheduledSequence, StepPlan
+from engine.scheduler.request_fault import RequestFault
 from engine.scheduler.scheduler import Committed, Scheduler
 from kv_pool import PageManager
+
+logger = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -63,10 +70,16 @@ class EngineCore:
         self._mode: ContextKVMode = context_kv_mode
         self._device = device
         self._budget = budget or VerifyAll()
-        self._recorder = recorder
-        self._record_times = record_times
+        self._step_observers = Observers([recorder.record] if recorder is not None else [])
+        self._time_observers = Observers([record_times] if record_times is not None else [])
+        self._failed: list[TokenEvent] = []  # ends of requests in the step that is computed
         self._profiler = StepProfiler()
         self.info = info
+
+    @property
+    def observer_failure(self) -> Exception | None:
+        """The exception for which a step observer was removed."""
+        return self._step_observers.failure or self._time_observers.failure
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -95,48 +108,75 @@ class EngineCore:
     # -- the step -----------------------------------------------------------------------------
 
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[TokenEvent]:
-        """Run the target once over the next plan; what became final, in events.
+        """Run the target once over the next plan; return the events of what became final.
 
-        meanwhile is the host's other work. It is done when a device that computes by itself has
-        all of the step before it, and not at all when there is nothing to compute.
+        plan; draft, cut, run, verify; commit; context; release. Nothing changes but the pool's
+        uncommitted rows before commit, so a fault until then costs one sequence and no other.
+
+        meanwhile is the host's other work. It runs when the device has the whole step to compute,
+        and not at all when there is nothing to compute.
         """
         with self._metrics.stage("plan"):
             plan = self._scheduler.plan()
-            if not plan:
-                return []
-            draws = self._plan_draws(plan)
+        decided = self._decide(plan, meanwhile)
+        if decided is None:
+            return self._take_failed()
+        plan = decided.plan
+        with self._metrics.stage("commit"):
+            committed = self._scheduler.commit(plan, decided.results)
+            self._step_observers.notify(plan, decided.block, decided.output, committed)
+        with self._metrics.stage("context"):
+            self._write_context(decided, committed)
+        self._scheduler.release(plan)
+        self._record(decided, committed)
+        return [done.event for done in committed if done.event is not None] + self._take_failed()
+
+    def _decide(self, plan: StepPlan, meanwhile: Callable[[], None]) -> "_Decided | None":
+        """Draft, cut, run and verify; None when no sequence is left to compute.
+
+        The step is repeated without a sequence whose code raised, and without the youngest when
+        memory runs out. Raises what leaves the models or the pool in doubt.
+        """
+        while plan:
+            ran: _Ran | None = None
+            try:
+                ran = self._run(plan)
+                return self._verify(ran, meanwhile)
+            except RequestFault as fault:
+                faults = [fault]
+            except Exception as error:
+                if is_out_of_memory(error):
+                    plan = self._relieve_memory(plan, error)
+                    continue
+                if ran is None or isinstance(error, torch.AcceleratorError):
+                    raise
+                faults = self._find_faults(plan)
+                if not faults:
+                    raise
+            for each in faults:
+                self._fail(each.request_id, str(each), each)
+                plan = plan.without(each.request_id)
+        return None
+
+    def _run(self, plan: StepPlan) -> "_Ran":
+        """Draft, cut and run: the target's logits over everything in the plan."""
         with self._metrics.stage("draft"):
-            block = self._draft(plan, draws)
+            uniforms = plan_uniforms(
+                plan, block_size=self._proposer.block_size, device=self._device
+            )
+            block = self._draft(plan, uniforms)
             plan = self._budget.cut(plan, block)
         with self._metrics.stage("verify"):
             batch = build_batch(plan, block, device=self._device)
-            output = self._target.forward(batch)
-            options = StepOptions.of(plan, vocab_size=self._target.vocab_size, device=self._device)
-            results = verify_step(plan, batch, block, output.logits, draws, options, meanwhile)
-        with self._metrics.stage("commit"):
-            committed = self._scheduler.commit(plan, results)
-            if self._recorder is not None:
-                self._recorder.record(plan, block, output, committed)
-        with self._metrics.stage("context"):
-            self._write_context(batch, output, committed)
-        self._scheduler.release(plan)
-        self._metrics.record(committed)
-        self._metrics.record_rows(
-            processed=options.num_processed_rows, told=options.num_logprob_rows
-        )
-        self._tell_times(plan)
-        return [c.event for c in committed if c.event is not None]
+            return _Ran(plan, uniforms, block, batch, self._target.forward(batch))
 
-    def _plan_draws(self, plan: StepPlan) -> UniformPlan | None:
-        return plan_uniforms(plan, block_size=self._proposer.block_size, device=self._device)
-
-    def _draft(self, plan: StepPlan, draws: UniformPlan | None) -> DraftBlock | None:
+    def _draft(self, plan: StepPlan, uniforms: UniformPlan | None) -> DraftBlock | None:
         if not plan.drafting:
             return None
         return self._proposer.propose(
             build_block_request(
                 plan.drafting,
-                draws.block if draws is not None else None,
+                uniforms.block if uniforms is not None else None,
                 mask=DraftTokenMasks.of(
                     plan.drafting, vocab_size=self._target.vocab_size, device=self._device
                 ),
@@ -145,30 +185,107 @@ class EngineCore:
             )
         )
 
-    def _tell_times(self, plan: StepPlan) -> None:
-        if self._record_times is None:
+    def _verify(self, ran: "_Ran", meanwhile: Callable[[], None]) -> "_Decided":
+        with self._metrics.stage("verify"):
+            options = StepOptions.of(
+                ran.plan, vocab_size=self._target.vocab_size, device=self._device
+            )
+            results = verify_step(
+                ran.plan, ran.batch, ran.block, ran.output.logits, ran.uniforms, options, meanwhile
+            )
+        return _Decided(ran.plan, ran.block, ran.batch, ran.output, options, results)
+
+    def _write_context(self, decided: "_Decided", committed: Sequence[Committed]) -> None:
+        """Write the draft's context keys and values for exactly the committed rows."""
+        counts = [(done.scheduled, done.num_rows) for done in committed]
+        if self._proposer.block_size == 0 or not any(count for _, count in counts):
             return
-        spent = self._metrics.latest_seconds
+        batch = decided.batch
+        try:
+            (rows,) = upload([committed_rows(counts)], self._device)
+            self._proposer.write_context(
+                decided.output.aux_hidden[rows], batch.positions[rows], batch.slot_mapping[rows]
+            )
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._restart(decided.plan, error)
+
+    def _record(self, decided: "_Decided", committed: Sequence[Committed]) -> None:
+        for done in committed:
+            if done.fault is not None:
+                _log_fault(done.fault.request_id, done.fault)
+        self._metrics.record(committed)
+        options, spent = decided.options, self._metrics.latest_seconds
+        self._metrics.record_rows(
+            processed=options.num_processed_rows, told=options.num_logprob_rows
+        )
         times = StepTimes.of(
-            plan,
+            decided.plan,
             draft_seconds=spent["draft"],
             pass_seconds=spent["verify"] + spent["commit"] + spent["context"],
         )
         if times is not None:
-            self._record_times(times)
+            self._time_observers.notify(times)
 
-    def _write_context(
-        self, batch: ScheduleBatch, output: TargetOutput, committed: Sequence[Committed]
-    ) -> None:
-        """Context keys and values for exactly the rows that stand."""
-        if self._proposer.block_size == 0:
+    # -- faults -------------------------------------------------------------------------------
+
+    def _find_faults(self, plan: StepPlan) -> list[RequestFault]:
+        """Compute each sequence of a failed step apart; return the faults of those that fail."""
+        found = [self._fault_alone(scheduled) for scheduled in plan.scheduled_seqs]
+        return [fault for fault in found if fault is not None]
+
+    def _fault_alone(self, scheduled: ScheduledSequence) -> RequestFault | None:
+        ran: _Ran | None = None
+        try:
+            ran = self._run(StepPlan((scheduled,)))
+            self._verify(ran, lambda: None)
+        except RequestFault as own:
+            return own
+        except Exception as error:
+            if ran is None:
+                raise
+            fault = RequestFault(scheduled.seq.request.request_id)
+            fault.__cause__ = error
+            return fault
+        return None
+
+    def _relieve_memory(self, plan: StepPlan, error: Exception) -> StepPlan:
+        """Return the plan without its youngest sequence, which waits; alone, it fails."""
+        if len(plan.scheduled_seqs) > 1:
+            logger.warning("out of memory: the step is repeated without its youngest: %s", error)
+            return self._scheduler.drop_youngest(plan)
+        self._fail_for_memory(plan, error)
+        return StepPlan(())
+
+    def _restart(self, plan: StepPlan, error: Exception) -> None:
+        """Have the committed sequences compute their keys, values and context again."""
+        if len(plan.scheduled_seqs) == 1 and self._scheduler.is_running(plan.scheduled_seqs[0].seq):
+            self._fail_for_memory(plan, error)
             return
-        (rows,) = upload(
-            [committed_rows([(c.scheduled, c.num_rows) for c in committed])], self._device
+        logger.warning("out of memory: the sequences of the step start again: %s", error)
+        self._scheduler.restart(plan)
+
+    def _fail_for_memory(self, plan: StepPlan, error: Exception) -> None:
+        (scheduled,) = plan.scheduled_seqs
+        request_id = scheduled.seq.request.request_id
+        self._fail(
+            request_id,
+            f"out of memory: {scheduled.num_rows} rows after {scheduled.start} tokens do not fit, "
+            f"even with no other request in the step; the server's log has the details of request "
+            f"{request_id}",
+            error,
         )
-        self._proposer.write_context(
-            output.aux_hidden[rows], batch.positions[rows], batch.slot_mapping[rows]
-        )
+
+    def _fail(self, request_id: str, message: str, error: Exception) -> None:
+        _log_fault(request_id, error)
+        finish = self._scheduler.fail(request_id, message)
+        self._metrics.finished[finish.reason.value] += 1
+        self._failed.append(TokenEvent(request_id, (), finish))
+
+    def _take_failed(self) -> list[TokenEvent]:
+        failed, self._failed = self._failed, []
+        return failed
 
     # -- controls between steps ---------------------------------------------------------------
 
@@ -229,3 +346,30 @@ class EngineCore:
             num_used_pages=self._pages.num_used,
             num_cached_pages=self._pages.num_cached,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """A plan's drafts and the target's pass over both; valid until the next pass."""
+
+    plan: StepPlan  # after the cut
+    uniforms: UniformPlan | None
+    block: DraftBlock | None
+    batch: ScheduleBatch
+    output: TargetOutput
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """A step that is computed and not committed."""
+
+    plan: StepPlan
+    block: DraftBlock | None
+    batch: ScheduleBatch
+    output: TargetOutput
+    options: StepOptions
+    results: Sequence[RoundResult]
+
+
+def _log_fault(request_id: str, error: Exception) -> None:
+    logger.error("request %s failed; other requests go on", request_id, exc_info=error)

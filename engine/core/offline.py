@@ -8,6 +8,7 @@ import torch
 
 from engine.api import Finish, Request
 from engine.core.engine_core import EngineCore
+from engine.errors import RequestFailed
 
 
 @dataclass(slots=True)
@@ -45,7 +46,8 @@ class RequestRun:
 def drive(engine: EngineCore, requests: Sequence[Request], *, concurrency: int) -> list[RequestRun]:
     """All requests to their ends, at most `concurrency` at a time, in the order given.
 
-    Raises RequestRejected when one cannot be served.
+    Raises RequestRejected when one cannot be served, RequestFailed when one ends with an error,
+    and what a step observer raised.
     """
     ended = drive_each(engine, requests, concurrency=concurrency)
     runs = {run.request.request_id: run for run in ended}
@@ -65,11 +67,15 @@ def drive_each(
                 running[request.request_id] = RequestRun(request, time.perf_counter())
                 engine.add(request)
             events = engine.step()
+        if engine.observer_failure is not None:
+            raise engine.observer_failure  # its record would have a gap
         for event in events:
             run = running[event.request_id]
             run.event_times.append(time.perf_counter())
             run.event_sizes.append(len(event.token_ids))
             run.token_ids += event.token_ids
             run.finish = event.finish
+            if event.finish is not None and event.finish.error is not None:
+                raise RequestFailed(event.finish.error)
             if event.finish is not None:
                 yield running.pop(event.request_id)

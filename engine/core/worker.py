@@ -24,7 +24,9 @@ from engine.api import (
 )
 from engine.core.engine_core import EngineCore
 from engine.core.event_dispatch import EventDispatcher, Listener
-from engine.errors import EngineDead, EngineDraining, EngineError
+from engine.errors import EngineDead, EngineDraining, EngineError, RequestFailed
+from engine.observability.observers import Observers
+from engine.scheduler.request_fault import RequestFault
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -58,7 +60,7 @@ class EngineWorker:
         has_collapsed is what snapshots say of acceptance; it is called in any thread.
         """
         self._engine = engine
-        self._observers = observers
+        self._observers = Observers(observers)
         self._has_collapsed = has_collapsed
         self._num_threads = num_threads
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -162,7 +164,7 @@ class EngineWorker:
                     self._handle_inbox(wait=self._engine.is_idle)
                     self._step()
             self._die(EngineDead("the engine was closed"))
-        except Exception:
+        except BaseException:
             logger.exception("the step loop stopped")
             self._die(EngineDead("the engine has stopped; the server's log says why"))
         while not self._is_closing:
@@ -178,7 +180,7 @@ class EngineWorker:
         for event in events:
             listener = self._listeners.get(event.request_id)
             if listener is not None:
-                self._telling.add(listener, event)
+                self._telling.add(listener, _delivered(event))
             if event.finish is not None:
                 self._listeners.pop(event.request_id, None)
         if not (self._delivers_after_launch and events) or self._engine.is_idle:
@@ -187,8 +189,7 @@ class EngineWorker:
     def _note_progress(self) -> None:
         self._snapshot = self._engine.snapshot()
         self._progress_at = time.monotonic()
-        for observe in self._observers:
-            observe(self._snapshot)
+        self._observers.notify(self._snapshot)
 
     def _handle_inbox(self, *, wait: bool) -> None:
         if wait:
@@ -206,7 +207,13 @@ class EngineWorker:
         self._snapshot = self._engine.snapshot()
 
     def _admit(self, request: Request, listener: Listener) -> None:
-        self._engine.add(request)
+        try:
+            self._engine.add(request)
+        except EngineError:
+            raise
+        except Exception as error:
+            logger.exception("request %s failed at admission", request.request_id)
+            raise RequestFailed(str(RequestFault(request.request_id))) from error
         self._listeners[request.request_id] = listener
 
     def _forget(self, request_id: str, listener: Listener) -> None:
@@ -274,3 +281,12 @@ class EngineWorker:
             except queue.Empty:
                 return
             call()
+
+
+def _delivered(event: TokenEvent) -> TokenEvent | RequestFailed:
+    """Return what a listener gets: the event, or the error that ends its request."""
+    finish = event.finish
+    if finish is None or finish.reason is not FinishReason.ERROR:
+        return event
+    assert finish.error is not None, f"request {event.request_id} failed without a message"
+    return RequestFailed(finish.error)

@@ -8,7 +8,7 @@ import torch
 
 from engine.cpu_kernels.compiling import CpuKernelsUnavailable
 from engine.cpu_kernels.decoder import CpuDecoder, require_known
-from engine.cpu_kernels.setup import DECODER_ROWS, CpuKernels
+from engine.cpu_kernels.setup import Native
 from engine.errors import LoadError
 from engine.loading.target import LoadedTarget
 from engine.model_setup.device_backend import DeviceBackend
@@ -32,12 +32,12 @@ class TargetPath:
 
     check: TargetCheck
     device_backend: DeviceBackend  # whose attention was checked
-    cpu_kernels: CpuKernels | None  # None: transformers runs every step
-    reason: str | None  # why cpu_kernels is None
+    native: Native | None  # None: transformers runs every step
+    reason: str | None  # why native is None
 
     @property
     def name(self) -> str:
-        return "native" if self.cpu_kernels is not None else "transformers"
+        return "native" if self.native is not None else "transformers"
 
 
 def choose_path(
@@ -46,7 +46,7 @@ def choose_path(
     *,
     tap_layers: tuple[int, ...],
     probe: ShapeProbe,
-    cpu_kernels: CpuKernels | None,
+    native: Native | None,
     reason: str | None,
     device_backend: DeviceBackend,
     device: torch.device,
@@ -59,7 +59,7 @@ def choose_path(
     """
 
     def check(
-        chosen: DeviceBackend, with_kernels: CpuKernels | None, expected: DenseReference = reference
+        chosen: DeviceBackend, with_native: Native | None, expected: DenseReference = reference
     ) -> TargetCheck:
         return check_target(
             expected,
@@ -67,7 +67,7 @@ def choose_path(
                 target,
                 pool,
                 tap_layers=tap_layers,
-                cpu_kernels=with_kernels,
+                native=with_native,
                 attention=chosen.make_attention(pool.page_size),
             ),
             probe=probe,
@@ -84,14 +84,12 @@ def choose_path(
             logger.warning("attention by %s is left out: %s", device_backend.attention, error)
             why = f"{device_backend.attention} attention does not do this target here"
             device_backend = device_backend.slower(why, device)
-    if cpu_kernels is None:
+    if native is None:
         return TargetPath(by_transformers, device_backend, None, reason)
     try:
-        require_known(target.model, cpu_kernels.library)
+        require_known(target.model, native.kernels)
         in_float32 = _in_float32(target, reference, tap_layers=tap_layers, probe=probe)
-        return TargetPath(
-            check(device_backend, cpu_kernels, in_float32), device_backend, cpu_kernels, None
-        )
+        return TargetPath(check(device_backend, native, in_float32), device_backend, native, None)
     except CpuKernelsUnavailable as error:
         return TargetPath(by_transformers, device_backend, None, str(error))
     except LoadError as error:
@@ -127,20 +125,20 @@ def make_target(
     pool: KVPool,
     *,
     tap_layers: tuple[int, ...],
-    cpu_kernels: CpuKernels | None,
+    native: Native | None,
     attention: AttentionBackend,
 ) -> TargetModel:
-    """Build the target over a pool. Raises CpuKernelsUnavailable if they cannot run this model."""
+    """The target over a pool. Raises CpuKernelsUnavailable if `native` cannot run this model."""
     decoder = None
-    if cpu_kernels is not None:
+    if native is not None:
         decoder = CpuDecoder(
-            kernels=cpu_kernels.library,
+            kernels=native.kernels,
             model=target.model,
             pool=pool,
             tap_layers=tap_layers,
             max_len=target.max_len,
-            max_rows=DECODER_ROWS,
-            num_threads=cpu_kernels.num_threads,
+            max_rows=native.decoder_rows,
+            num_threads=native.num_threads,
         )
     return TargetModel(
         model=target.model,
@@ -148,5 +146,5 @@ def make_target(
         pool=pool,
         attention=attention,
         vocab_size=target.vocab_size,
-        packed_decoder=decoder,
+        native=decoder,
     )

@@ -1,5 +1,6 @@
 """A recording of what the engine's thread does, for chrome://tracing or Perfetto."""
 
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from engine.errors import RequestRejected
+
+logger = logging.getLogger(__name__)
 
 
 class StepProfiler:
@@ -28,8 +31,12 @@ class StepProfiler:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        recording = profile(activities=activities)
-        recording.start()
+        try:
+            recording = profile(activities=activities)
+            recording.start()
+        except Exception as error:
+            logger.exception("the profiler failed to start")
+            raise RequestRejected(f"the profiler failed to start: {error}") from error
         self._running, self._folder = recording, folder
 
     def stop(self) -> Path:
@@ -37,12 +44,13 @@ class StepProfiler:
         if self._running is None:
             raise RequestRejected("no profile is being recorded; start one first")
         recording, self._running = self._running, None
-        recording.stop()
         file = (
             self._folder / f"profile-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**6}.json"
         )
         try:
+            recording.stop()
             recording.export_chrome_trace(str(file))
-        except (OSError, RuntimeError) as error:
+        except Exception as error:
+            logger.exception("the profiler failed")
             raise RequestRejected(f"the profile cannot be written to {file}: {error}") from error
         return file

@@ -41,7 +41,7 @@ class StepMetrics:
         for done in committed:
             if done.event is None:
                 continue
-            if done.scheduled.num_drafts > 0:
+            if done.scheduled.num_drafts > 0 and done.fault is None:
                 self._record_round(done.scheduled.num_drafts, len(done.event.token_ids) - 1)
             if done.event.finish is not None:
                 self.finished[done.event.finish.reason.value] += 1

@@ -67,6 +67,12 @@ class StepPlan:
     def num_rows(self) -> int:
         return sum(scheduled.num_rows for scheduled in self.scheduled_seqs)
 
+    def without(self, request_id: str) -> "StepPlan":
+        """Return the plan of the other sequences."""
+        return StepPlan(
+            tuple(s for s in self.scheduled_seqs if s.seq.request.request_id != request_id)
+        )
+
     def __bool__(self) -> bool:
         return bool(self.scheduled_seqs)
 

@@ -13,6 +13,7 @@ from engine.api import Finish, FinishReason, Request, TokenEvent
 from engine.errors import EngineBusy, RequestRejected
 from engine.scheduler.draft_allocation import DraftBudget, StepLoad
 from engine.scheduler.plan import RoundResult, ScheduledSequence, StepPlan
+from engine.scheduler.request_fault import RequestFault, attribute_faults
 from engine.scheduler.request_limits import RequestLimits, check_request
 from engine.scheduler.sequence import SequenceState
 from engine.scheduler.stop_check import stop_after, stop_ids
@@ -24,8 +25,9 @@ class Committed:
     """What a step made final for one share, after the stop cut."""
 
     scheduled: ScheduledSequence
-    num_rows: int  # rows of the share whose keys and values are true now
+    num_rows: int  # rows whose keys and values are valid now
     event: TokenEvent | None
+    fault: RequestFault | None = None  # ended the request with FinishReason.ERROR
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class Scheduler:
         self._num_slots = num_slots
         self._num_draft_tokens = num_draft_tokens
         self._max_running = max_running
+        self._fits_memory = max_running  # running sequences; lower after a step ran out of memory
         self._max_queued = max_queued
         self._chunk = prefill_chunk_tokens
         self._draft_budget = draft_budget
@@ -73,6 +76,8 @@ class Scheduler:
         self._waiting: list[SequenceState] = []  # by arrival
         self._running: list[SequenceState] = []  # by arrival
         self._finished: list[SequenceState] = []  # since plan(); release() takes their pages
+        # The head of the queue that did not fit, with pages published and available then.
+        self._blocked: tuple[SequenceState, int, int] | None = None
         self.counters = SchedulerCounters()
 
     @property
@@ -111,7 +116,7 @@ class Scheduler:
         seed = request.params.seed
         self._waiting.append(
             SequenceState(
-                request=request,
+                request=attribute_faults(request),
                 arrival=self._arrivals,
                 seed=seed if seed is not None else secrets.randbits(63),
                 arrived_at=self._clock(),
@@ -124,13 +129,16 @@ class Scheduler:
 
     def abort(self, request_id: str) -> Finish | None:
         """End a request between two steps; its pages are free at once. None if unknown."""
-        for queue in (self._running, self._waiting):
-            for seq in queue:
-                if seq.request.request_id == request_id:
-                    queue.remove(seq)
-                    self._pages.release(seq.table.trim(0))
-                    return seq.finish(FinishReason.ABORT, None, self._clock())
-        return None
+        return self._end(request_id, FinishReason.ABORT)
+
+    def fail(self, request_id: str, error: str) -> Finish:
+        """End a request with FinishReason.ERROR; its pages are free at once.
+
+        It must not be part of a plan that is committed later.
+        """
+        finish = self._end(request_id, FinishReason.ERROR, error)
+        assert finish is not None, f"request {request_id} has ended before"
+        return finish
 
     def is_queued(self, request_id: str) -> bool:
         """Whether a request waits and has never run (a preempted one has)."""
@@ -138,6 +146,10 @@ class Scheduler:
             seq.request.request_id == request_id and seq.admitted_at is None
             for seq in self._waiting
         )
+
+    def is_running(self, seq: SequenceState) -> bool:
+        """Whether a sequence was admitted and has neither ended nor been preempted."""
+        return seq in self._running
 
     def request_ids(self) -> list[str]:
         return [seq.request.request_id for seq in self._all()]
@@ -172,6 +184,29 @@ class Scheduler:
         if not preempted:
             scheduled_seqs.extend(self._admit(budget))
         return StepPlan(tuple(scheduled_seqs))
+
+    def drop_youngest(self, plan: StepPlan) -> StepPlan:
+        """Preempt the youngest of several sequences, since memory does not suffice for all.
+
+        Fewer sequences run from then on, until one of them ends.
+        """
+        youngest = max((s.seq for s in plan.scheduled_seqs), key=lambda seq: seq.arrival)
+        self._preempt(youngest)
+        self._fits_memory = max(1, len(self._running))
+        return plan.without(youngest.request.request_id)
+
+    def restart(self, plan: StepPlan) -> None:
+        """Give up the rows of a committed plan, because their context was not written.
+
+        Sequences that go on compute all their keys and values again; their tokens stay. At most
+        one sequence fewer than in the plan runs from then on, until one of them ends.
+        """
+        for scheduled in plan.scheduled_seqs:
+            if scheduled.seq in self._running:
+                self._preempt(scheduled.seq)
+            else:
+                scheduled.seq.kv_len = scheduled.start  # its new rows must not be published
+        self._fits_memory = max(1, len(plan.scheduled_seqs) - 1)
 
     def commit(self, plan: StepPlan, results: Sequence[RoundResult]) -> list[Committed]:
         """Write down what the step decided; the stop cut happens here and nowhere else."""
@@ -260,7 +295,7 @@ class Scheduler:
         scheduled_seqs: list[ScheduledSequence] = []
         computing = [seq for seq in self._running if seq.kv_len < seq.num_prompt]
         for seq in tuple(self._waiting):
-            if len(self._running) >= self._max_running or budget <= 0:
+            if len(self._running) >= self._fits_memory or budget <= 0:
                 break
             if self._awaits_twin(seq, computing):
                 continue
@@ -291,12 +326,18 @@ class Scheduler:
 
     def _try_admit(self, seq: SequenceState, budget: int) -> ScheduledSequence | None:
         """Pages for all that is committed and one round, or nothing: no half admissions."""
-        hit = self._pages.match_prefix(seq.token_ids, max_tokens=seq.max_cached_tokens)
-        wanted = len(seq.token_ids) + self._num_slots
-        seq.table.extend(hit)
-        if seq.table.missing_pages(wanted) > self._pages.num_available:
-            self._pages.release(seq.table.trim(0))
+        if self._is_still_blocked(seq):
             return None
+        try:
+            hit = self._pages.match_prefix(
+                seq.token_ids,
+                max_tokens=seq.max_cached_tokens,
+                num_pages=seq.table.missing_pages(len(seq.token_ids) + self._num_slots),
+            )
+        except OutOfPages:
+            self._blocked = seq, self._pages.num_published, self._pages.num_available
+            return None
+        seq.table.extend(hit)
         seq.kv_len = len(hit) * self._pages.page_size
         seq.num_published = len(hit)
         if seq.admitted_at is None:
@@ -304,11 +345,26 @@ class Scheduler:
             seq.num_cached_tokens = seq.kv_len
             self.counters.num_prompt_tokens += seq.num_prompt
             self.counters.num_cached_tokens += seq.kv_len
-        scheduled = self._schedule(seq, budget, {})
+        scheduled = self._schedule(seq, budget, self._drafts_at_admission(seq))
         assert scheduled is not None, (seq.kv_len, budget)
         reserved = self._reserve(scheduled)
         assert reserved, "available pages were counted and then not to be had"
         return scheduled
+
+    def _is_still_blocked(self, seq: SequenceState) -> bool:
+        """Whether no page was published or became available since seq last did not fit."""
+        if self._blocked is None or self._blocked[0] is not seq:
+            return False
+        _, num_published, num_available = self._blocked
+        pages = self._pages
+        return pages.num_published == num_published and pages.num_available <= num_available
+
+    def _drafts_at_admission(self, seq: SequenceState) -> Mapping[int, int]:
+        """Draft tokens of a sequence that resumes with a round: none where load decides them.
+
+        The step's draft tokens have been allotted to the running sequences by then.
+        """
+        return {} if self._draft_budget is None or seq.is_reproducible else {seq.arrival: 0}
 
     def _preempt(self, seq: SequenceState) -> None:
         """Take a sequence's pages; it computes them again when its turn comes."""
@@ -332,15 +388,19 @@ class Scheduler:
             seq.kv_len = scheduled.stop
             return Committed(scheduled, scheduled.num_rows, None)
         is_first = seq.num_output == 0
-        new_ids, finish = self._append(seq, scheduled, result.new_ids)
+        num_before = len(seq.token_ids)
+        try:
+            new_ids, finish = self._append(seq, scheduled, result.new_ids)
+        except RequestFault as fault:
+            del seq.token_ids[num_before:]
+            return self._commit_fault(scheduled, fault)
         seq.kv_len = len(seq.token_ids) - 1
         self.counters.num_output_tokens += len(new_ids)
         if finish is None:
             spare = seq.table.trim(len(seq.token_ids))
             self._pages.release(spare)
         else:
-            self._running.remove(seq)
-            self._finished.append(seq)
+            self._retire(seq)
         event = TokenEvent(
             seq.request.request_id,
             new_ids,
@@ -349,6 +409,32 @@ class Scheduler:
             prompt_logprobs=tuple(seq.prompt_logprobs) if is_first else (),
         )
         return Committed(scheduled, seq.kv_len - scheduled.start, event)
+
+    def _commit_fault(self, scheduled: ScheduledSequence, fault: RequestFault) -> Committed:
+        """End a sequence whose code raised; none of the step's rows and tokens are kept."""
+        seq = scheduled.seq
+        self._retire(seq)
+        finish = seq.finish(FinishReason.ERROR, None, self._clock(), error=str(fault))
+        event = TokenEvent(seq.request.request_id, (), finish)
+        return Committed(scheduled, 0, event, fault)
+
+    def _retire(self, seq: SequenceState) -> None:
+        """Take an ended sequence out of the running ones; release() frees its pages."""
+        self._running.remove(seq)
+        self._finished.append(seq)
+        self._fits_memory = self._max_running
+
+    def _end(
+        self, request_id: str, reason: FinishReason, error: str | None = None
+    ) -> Finish | None:
+        for queue in (self._running, self._waiting):
+            for seq in queue:
+                if seq.request.request_id == request_id:
+                    queue.remove(seq)
+                    self._pages.release(seq.table.trim(0))
+                    self._fits_memory = self._max_running
+                    return seq.finish(reason, None, self._clock(), error=error)
+        return None
 
     def _append(
         self, seq: SequenceState, scheduled: ScheduledSequence, new_ids: tuple[int, ...]

@@ -95,7 +95,14 @@ class SequenceState:
         self.accept_counts[num_accepted] += 1
         self.num_draft_tokens += num_drafts
 
-    def finish(self, reason: FinishReason, matched: int | str | None, now: float) -> Finish:
+    def finish(
+        self,
+        reason: FinishReason,
+        matched: int | str | None,
+        now: float,
+        *,
+        error: str | None = None,
+    ) -> Finish:
         admitted = self.admitted_at if self.admitted_at is not None else now
         first = self.first_token_at if self.first_token_at is not None else now
         return Finish(
@@ -108,4 +115,5 @@ class SequenceState:
             queue_seconds=admitted - self.arrived_at,
             prefill_seconds=first - admitted,
             decode_seconds=now - first,
+            error=error,
         )

@@ -1,11 +1,8 @@
-"""Defines the parts of parsed output: content, reasoning and tool calls."""
+"""What an answer's text consists of: things said, thoughts, and calls of tools."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
-from uuid import uuid4
-
-_CALL_ID_CHARS = 9  # Mistral's templates accept no other length
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,45 +25,45 @@ Part = Content | Reasoning | ToolCall
 
 
 class Parser(Protocol):
-    """Parses the text of one completion incrementally.
+    """Reads one answer's text as it grows.
 
-    The merged parts depend on the whole text only, not on how it is split. No text is lost, except
-    whitespace next to tool calls and reasoning.
+    The parts, with neighbours of one kind joined, depend on the whole text alone and not on
+    where it is cut. No text is lost but blanks beside calls and thoughts.
     """
 
     def push(self, text: str) -> list[Part]:
-        """Return the parts that are certain after this text."""
+        """What is certain now and was not before."""
         ...
 
     def flush(self) -> list[Part]:
-        """Return the remaining parts at the end of the text."""
+        """The rest, once no more text will come."""
         ...
 
 
 NewParser = Callable[[], Parser]
 
 
-class PlainTextParser:
-    """Returns all text as content."""
+class PlainText:
+    """All of it was said."""
 
     def push(self, text: str) -> list[Part]:
-        return content_parts(text)
+        return said(text)
 
     def flush(self) -> list[Part]:
         return []
 
 
-def content_parts(text: str) -> list[Part]:
+def said(text: str) -> list[Part]:
     return [Content(text)] if text else []
 
 
-def parse_complete(parser: Parser, text: str) -> list[Part]:
-    """Return the merged parts of a complete text."""
-    return merge_parts([*parser.push(text), *parser.flush()])
+def read_whole(parser: Parser, text: str) -> list[Part]:
+    """The parts of a complete text, neighbours of one kind joined."""
+    return joined([*parser.push(text), *parser.flush()])
 
 
-def merge_parts(parts: Iterable[Part]) -> list[Part]:
-    """Merge adjacent parts of content, and of reasoning."""
+def joined(parts: Iterable[Part]) -> list[Part]:
+    """The same with neighbouring texts of one kind as one part."""
     result: list[Part] = []
     for part in parts:
         last = result[-1] if result else None
@@ -79,13 +76,9 @@ def merge_parts(parts: Iterable[Part]) -> list[Part]:
     return result
 
 
-def partial_tag_len(text: str, tag: str) -> int:
-    """Return the length of the longest suffix that may begin the tag; the text lacks the tag."""
+def num_undecided(text: str, tag: str) -> int:
+    """Trailing characters of a text that may be the beginning of the tag, which is not in it."""
     for length in range(min(len(tag) - 1, len(text)), 0, -1):
         if text.endswith(tag[:length]):
             return length
     return 0
-
-
-def new_call_id() -> str:
-    return uuid4().hex[:_CALL_ID_CHARS]

@@ -1,13 +1,13 @@
-"""Defines engine options of a request in addition to plain sampling."""
+"""Options of a request beyond plain sampling, as the engine calls them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Options of a request; None is a missing field.
+    """None is what a client left out.
 
-    min_tokens includes the field's name, for error messages.
+    min_tokens comes with the client's name for it, for refusals.
     """
 
     repetition_penalty: float | None = None
@@ -19,7 +19,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class LogprobOptions:
-    """The log probabilities that a request returns."""
+    """What a client wants to know of its tokens."""
 
-    num_top: int  # likeliest tokens per position
-    prompt_from: int | None = None  # first prompt position; None: no prompt logprobs
+    num_top: int  # of the likeliest tokens beside each
+    prompt_from: int | None = None  # first prompt position to tell of; None: none of them

@@ -1,4 +1,4 @@
-"""Describes error and stream responses for the OpenAPI document."""
+"""What the OpenAPI document says of responses: errors have a shape, streams a type."""
 
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ class ErrorFields(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every error response."""
+    """What every failure is told as."""
 
     error: ErrorFields
 
@@ -24,7 +24,7 @@ class AnthropicErrorFields(BaseModel):
 
 
 class AnthropicErrorBody(BaseModel):
-    """The body of every error response of Anthropic's routes."""
+    """What every failure of Anthropic's routes is told as."""
 
     type: Literal["error"]
     error: AnthropicErrorFields
@@ -32,12 +32,14 @@ class AnthropicErrorBody(BaseModel):
 
 Responses = dict[int | str, dict[str, Any]]
 
-# `default` covers every other status, so that FastAPI adds no 422.
-ERRORS: Responses = {"default": {"model": ErrorBody, "description": "An error"}}
-ANTHROPIC_ERRORS: Responses = {"default": {"model": AnthropicErrorBody, "description": "An error"}}
-COMPLETION: Responses = {
+# `default` stands for every status that is not named, so the framework adds none of its own.
+ERRORS: Responses = {"default": {"model": ErrorBody, "description": "What is wrong"}}
+ANTHROPIC_ERRORS: Responses = {
+    "default": {"model": AnthropicErrorBody, "description": "What is wrong"}
+}
+ANSWER: Responses = {
     200: {
-        "description": "The completion, or with 'stream' its events",
+        "description": "The answer, or with 'stream' its events",
         "content": {"application/json": {}, "text/event-stream": {}},
     }
 }

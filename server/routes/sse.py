@@ -1,4 +1,4 @@
-"""Streams server-sent events; cancels the work when the client disconnects."""
+"""Server-sent events, and what happens when the client is gone: the work is cancelled."""
 
 import asyncio
 import logging
@@ -9,10 +9,10 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.errors.api_errors import CLIENT_CLOSED, ClientDisconnected, failure_of
-from server.generation.delta_queue import KeepAlive
+from server.errors.api_errors import CLIENT_CLOSED, ClientGone, failure_of
+from server.generation.delta_queue import Silence
 from server.generation.deltas import Delta
-from server.generation.generator import DeltaBatch, DeltaStream
+from server.generation.generator import Deltas, Gains
 from server.routes.sse_dialects import OPENAI, Dialect
 
 logger = logging.getLogger(__name__)
@@ -23,37 +23,40 @@ _KEEPALIVE = b": keepalive\n\n"
 
 
 class Encoder(Protocol):
-    """Encodes the deltas of one response as events of one API; keeps state between them."""
+    """One API's way of telling a stream. Keeps what it has to remember between events."""
 
     def encode(self, index: int, delta: Delta) -> Iterable[Mapping[str, object]]:
-        """Return the events for a delta of completion number `index`, possibly none."""
+        """The events for what answer number `index` gained; none if there is nothing to tell."""
         ...
 
     def end(self) -> Iterable[Mapping[str, object]]:
-        """Return the events after the last completion has finished."""
+        """The events after the last answer has ended."""
         ...
 
 
-async def cancel_on_disconnect(receive: Receive, work: Awaitable[T]) -> T:
-    """Return the result of `work`. On a disconnect, cancel it and raise ClientDisconnected."""
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled if the client closes the connection first.
+
+    Raises ClientGone then.
+    """
     task = asyncio.ensure_future(work)
-    disconnect = asyncio.create_task(_wait_for_disconnect(receive))
+    gone = asyncio.create_task(_until_gone(receive))
     try:
-        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientDisconnected
+        raise ClientGone
     finally:
         task.cancel()
-        disconnect.cancel()
-        await asyncio.gather(task, disconnect, return_exceptions=True)
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 class EventStream(Response):
-    """Sends server-sent events in an API's dialect; an error becomes the last event.
+    """A response of server-sent events, in an API's dialect: to its end, or to an error event.
 
-    Every exit (end, error, disconnect, shutdown) closes the deltas, which cancels the engine's
-    requests.
+    Leaving it by any door (end, error, lost client, shutdown) closes the deltas, and so
+    cancels what the engine still does for them.
     """
 
     media_type = "text/event-stream"
@@ -61,8 +64,8 @@ class EventStream(Response):
     def __init__(
         self,
         *,
-        first: DeltaBatch | KeepAlive,
-        rest: DeltaStream,
+        first: Gains | Silence,
+        rest: Deltas,
         encoder: Encoder,
         dialect: Dialect = OPENAI,
     ) -> None:
@@ -75,17 +78,17 @@ class EventStream(Response):
 
     @classmethod
     async def start(
-        cls, request: Request, deltas: DeltaStream, encoder: Encoder, dialect: Dialect = OPENAI
+        cls, request: Request, deltas: Deltas, encoder: Encoder, dialect: Dialect = OPENAI
     ) -> "EventStream":
-        """Wait for the first batch, so that a refused request still gets a status code."""
-        first = await cancel_on_disconnect(request.receive, anext(deltas))
+        """Waits for the first sign of life, so that a refusal is still a status code."""
+        first = await unless_gone(request.receive, anext(deltas))
         return cls(first=first, rest=deltas, encoder=encoder, dialect=dialect)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.setdefault("state", {})
         try:
-            await cancel_on_disconnect(receive, self._send_all(send, scope["path"], state))
-        except ClientDisconnected:
+            await unless_gone(receive, self._send_all(send, scope["path"], state))
+        except ClientGone:
             state["status"] = CLIENT_CLOSED
         finally:
             await self._rest.aclose()
@@ -96,23 +99,23 @@ class EventStream(Response):
         send_part: Send = state.get("send_part", send)
         try:
             await _send(send_part, self._frames(self._first))
-            async for batch in self._rest:
-                await _send(send_part, self._frames(batch))
-            await _send(send_part, self._encoded(self._encoder.end()) + self._dialect.done)
+            async for gains in self._rest:
+                await _send(send_part, self._frames(gains))
+            await _send(send_part, self._written(self._encoder.end()) + self._dialect.done)
         except Exception as error:
             failure = failure_of(error)
             state["status"] = failure.status
             if failure.status >= 500:
-                logger.error("path=%s: the stream failed", path, exc_info=error)
-            await _send(send, self._encoded([self._dialect.error(failure)]))
+                logger.error("path=%s: the stream broke off", path, exc_info=error)
+            await _send(send, self._written([self._dialect.error(failure)]))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _frames(self, batch: DeltaBatch | KeepAlive) -> bytes:
-        if isinstance(batch, KeepAlive):
+    def _frames(self, gains: Gains | Silence) -> bytes:
+        if isinstance(gains, Silence):
             return _KEEPALIVE
-        return b"".join([self._encoded(self._encoder.encode(*item)) for item in batch])
+        return b"".join([self._written(self._encoder.encode(*gain)) for gain in gains])
 
-    def _encoded(self, events: Iterable[Mapping[str, object]]) -> bytes:
+    def _written(self, events: Iterable[Mapping[str, object]]) -> bytes:
         return b"".join(map(self._dialect.frame, events))
 
 
@@ -121,6 +124,6 @@ async def _send(send: Send, frames: bytes) -> None:
         await send({"type": "http.response.body", "body": frames, "more_body": True})
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
+async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,6 +1,6 @@
-"""Defines every setting of the server with its unit and meaning.
+"""Every setting, with its unit and meaning. One schema for file, environment, flags and --help.
 
-File, environment, flags, `--help` and docs/settings.md follow from it.
+`server.settings_loading.load_settings` fills it; unknown names are refused there and here.
 """
 
 from typing import Annotated, Literal
@@ -17,10 +17,9 @@ from server.settings.base import (
     SettingsError,
     Text,
 )
-from server.settings.names import Catalog
 from server.settings.schema_server import ObservabilitySection, ServerSection
 
-__all__ = ["SERVING", "Settings", "SettingsError"]
+__all__ = ["Settings", "SettingsError"]
 
 
 class ModelSection(Section):
@@ -225,7 +224,7 @@ class DeviceSection(Section):
 
 
 class Settings(Section):
-    """All settings of the server."""
+    """All of it."""
 
     model: ModelSection
     speculative: SpeculativeSection = Field(default_factory=lambda: SpeculativeSection())
@@ -235,6 +234,3 @@ class Settings(Section):
     attention: AttentionSection = Field(default_factory=lambda: AttentionSection())
     observability: ObservabilitySection = Field(default_factory=lambda: ObservabilitySection())
     device: DeviceSection = Field(default_factory=lambda: DeviceSection())
-
-
-SERVING = Catalog(Settings, env_prefix="DSPARK__", reference="docs/settings.md")

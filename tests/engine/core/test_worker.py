@@ -1,6 +1,7 @@
 """One thread owns the engine: callers come, leave, cancel; death is told to everyone."""
 
 import asyncio
+import dataclasses
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -14,8 +15,10 @@ import pytest
 from engine import (
     EngineDead,
     EngineDraining,
+    EngineSnapshot,
     FinishReason,
     Request,
+    RequestFailed,
     RequestRejected,
     TokenEvent,
 )
@@ -240,6 +243,60 @@ def test_a_refused_request_raises_before_its_first_event(draft_folder: Path) -> 
             with pytest.raises(RequestRejected, match="maximum context length"):
                 await collect_events(worker, greedy_request(max_new_tokens=5000))
             assert len(await collect_events(worker, greedy_request())) > 0
+
+    asyncio.run(scenario())
+
+
+def test_an_observer_that_raises_is_removed_and_no_request_ends(
+    draft_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+
+    def breaks(snapshot: EngineSnapshot) -> None:
+        seen.append("breaks")
+        raise ZeroDivisionError
+
+    def counts(snapshot: EngineSnapshot) -> None:
+        seen.append("counts")
+
+    async def scenario() -> None:
+        async with running_worker(draft_folder, observers=(breaks, counts)) as worker:
+            events = await collect_events(worker, greedy_request())
+            assert sum(len(e.token_ids) for e in events) == 12
+            assert worker.is_healthy()
+
+    asyncio.run(scenario())
+    assert seen.count("breaks") == 1
+    assert seen.count("counts") > 1
+    assert caplog.text.count("observer removed") == 1
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_request_whose_code_raises_fails_alone(draft_folder: Path, in_parts: bool) -> None:
+    class Scanner:
+        def feed(self, token_id: int) -> str | None:
+            raise ZeroDivisionError
+
+    async def scenario() -> None:
+        async with running_worker(draft_folder) as worker:
+            other = asyncio.create_task(collect_events(worker, greedy_request("other")))
+            broken = dataclasses.replace(greedy_request("broken"), stop_scanner=Scanner())
+            with pytest.raises(RequestFailed, match="details of request broken"):
+                await begun(worker, broken, [], in_parts=in_parts)
+            assert sum(len(e.token_ids) for e in await other) == 12
+            await baseline(worker)
+            assert (await worker.snapshot()).finished == {"error": 1, "length": 1}
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_raises_at_admission_fails_alone(draft_folder: Path) -> None:
+    async def scenario() -> None:
+        async with running_worker(draft_folder) as worker:
+            broken = dataclasses.replace(greedy_request("broken"), prompt_ids=(3, None))  # type: ignore[arg-type]
+            with pytest.raises(RequestFailed, match="details of request broken"):
+                await collect_events(worker, broken)
+            assert len(await collect_events(worker, greedy_request("broken"))) > 0
 
     asyncio.run(scenario())
 

@@ -4,6 +4,7 @@ import logging
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
 from engine import EngineBusy, Finish, FinishReason, SpeculationStats
 from server.http.access_log import log_request
@@ -128,3 +129,20 @@ def test_the_log_of_requests_can_be_switched_off(
 ) -> None:
     connect(log_requests=False).post("/generate", json={"text": "hi"})
     assert lines(caplog) == []
+
+
+def test_a_listener_that_raises_is_removed_and_no_request_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard: list[int] = []
+
+    def breaks(record: RequestRecord) -> None:
+        heard.append(record.status)
+        raise ZeroDivisionError
+
+    with TestClient(app_with(FakeEngine(), listeners=[breaks])) as client:
+        for _ in range(2):
+            assert client.post("/generate", json={"text": "a"}).status_code == 200
+    assert heard == [200]
+    assert len(lines(caplog)) == 2
+    assert caplog.text.count("observer removed") == 1

@@ -1,10 +1,10 @@
 """Engine workers over tiny models, and requests to them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from engine import EngineSamplingParams, Request, TokenEvent
+from engine import EngineSamplingParams, EngineSnapshot, Request, TokenEvent
 from engine.core.worker import EngineWorker
 from tests.support.engine.running import prompts
 from tests.support.engine.tiny_models import VOCAB, tiny_engine, tiny_target
@@ -12,13 +12,22 @@ from tests.support.engine.tiny_models import VOCAB, tiny_engine, tiny_target
 
 @asynccontextmanager
 async def running_worker(
-    folder: Path, *, delivers_after_launch: bool = False, **settings: object
+    folder: Path,
+    *,
+    delivers_after_launch: bool = False,
+    observers: Sequence[Callable[[EngineSnapshot], None]] = (),
+    **settings: object,
 ) -> AsyncIterator[EngineWorker]:
     """A worker over a tiny engine with a draft; settings are fields of EngineConfig."""
     built = tiny_engine(
         target=tiny_target(has_eos=False), draft_folder=folder, **{"num_pages": 200, **settings}
     )
-    worker = EngineWorker(built.engine, num_threads=1, delivers_after_launch=delivers_after_launch)
+    worker = EngineWorker(
+        built.engine,
+        num_threads=1,
+        observers=observers,
+        delivers_after_launch=delivers_after_launch,
+    )
     try:
         yield worker
     finally:

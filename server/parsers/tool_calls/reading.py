@@ -1,4 +1,4 @@
-"""Parses calls in JSON. The parsers return None unless all of the text is valid calls."""
+"""Calls written as JSON. Each reader gives None for what is not calls of the named tools alone."""
 
 import json
 import re
@@ -7,19 +7,19 @@ from typing import Any
 
 from server.parsers.message_parts import ToolCall
 
-_OTHER_KEYS = frozenset({"id", "type"})  # accepted and ignored
+_OTHER_KEYS = frozenset({"id", "type"})  # that models write into a call, without meaning for it
 _PYTHON_TAG = "<|python_tag|>"
 _ARGS = "[ARGS]"
 _QUOTES = re.compile(r'(?<!\\)(?:\\\\)*"')
 
 
-def parse_hermes(text: str, names: frozenset[str]) -> list[ToolCall] | None:
-    """Parse {"name": ..., "arguments": {...}}."""
+def read_hermes(text: str, names: frozenset[str]) -> list[ToolCall] | None:
+    """{"name": ..., "arguments": {...}}"""
     return _all([call_of(parse_json(text), names)])
 
 
-def parse_llama(text: str, names: frozenset[str]) -> list[ToolCall] | None:
-    """Parse {"name": ..., "parameters": {...}}; ... after an optional tag."""
+def read_llama(text: str, names: frozenset[str]) -> list[ToolCall] | None:
+    """{"name": ..., "parameters": {...}}; ... with the tag before it or not"""
     text = text.strip().removeprefix(_PYTHON_TAG).strip()
     calls = []
     while text:
@@ -35,8 +35,8 @@ def parse_llama(text: str, names: frozenset[str]) -> list[ToolCall] | None:
     return _all(calls)
 
 
-def parse_mistral(text: str, names: frozenset[str]) -> list[ToolCall] | None:
-    """Parse [{"name": ..., "arguments": {...}}, ...], or name[ARGS]{...}."""
+def read_mistral(text: str, names: frozenset[str]) -> list[ToolCall] | None:
+    """[{"name": ..., "arguments": {...}}, ...], or name[ARGS]{...}"""
     text = text.strip()
     if text.startswith("["):
         values = parse_json(text)
@@ -50,13 +50,13 @@ def parse_mistral(text: str, names: frozenset[str]) -> list[ToolCall] | None:
 
 
 def is_in_string(text: str) -> bool:
-    """Whether the text ends inside a JSON string, after an odd number of quotes."""
+    """Whether JSON that begins in a text stops inside a string: after an odd number of quotes."""
     _, brace, rest = text.partition("{")
     return bool(brace) and len(_QUOTES.findall(rest)) % 2 == 1
 
 
 def call_of(value: object, names: frozenset[str]) -> ToolCall | None:
-    """Return the call that a JSON value describes; None if it is no call."""
+    """The call that a JSON value is, if it is one."""
     if not isinstance(value, Mapping):
         return None
     rest = dict(value)
@@ -69,7 +69,7 @@ def call_of(value: object, names: frozenset[str]) -> ToolCall | None:
 
 
 def make_call(name: str, arguments: object) -> ToolCall | None:
-    """Return a call; None for arguments that are no object, or cannot be JSON in UTF-8."""
+    """A call with these arguments, if they are an object that JSON and UTF-8 can carry."""
     if not isinstance(arguments, dict):
         return None
     try:
@@ -81,7 +81,7 @@ def make_call(name: str, arguments: object) -> ToolCall | None:
 
 
 def parse_json(text: str) -> Any:
-    """Return the value; None for invalid JSON and for null, neither of which is a call."""
+    """The value, or None for what is not JSON (and for null, which is no call either)."""
     try:
         return _DECODER.decode(text)
     except (ValueError, RecursionError):

@@ -1,1 +1,0 @@
-"""Implements /v1/messages and /v1/messages/count_tokens."""

@@ -1,1 +1,0 @@
-"""Implements /generate, /tokenize and /detokenize with SGLang's field names."""

@@ -1,1 +1,0 @@
-"""Implements /v1/completions, /v1/chat/completions and /v1/models."""
