@@ -25,6 +25,7 @@ class PageManager:
         self._allocator = PageAllocator(num_pages=num_pages)
         self._cache = PrefixCache(page_size=page_size)
         self.caches_prefixes = prefix_cache
+        self.num_published = 0  # pages that entered the prefix cache since the start
 
     @property
     def num_available(self) -> int:
@@ -68,12 +69,21 @@ class PageManager:
                 if references == 1:
                     self._cache.mark_idle(page)
 
-    def match_prefix(self, token_ids: Sequence[int], *, max_tokens: int) -> list[int]:
+    def match_prefix(
+        self, token_ids: Sequence[int], *, max_tokens: int, num_pages: int = 0
+    ) -> list[int]:
         """Find the longest cached prefix of token_ids and take a reference to its pages.
 
-        Matches full pages only, at most max_tokens tokens; [] when the cache is off.
+        Matches full pages only, at most max_tokens tokens; [] when the cache is off. Raises
+        OutOfPages, and changes nothing, if the rest of num_pages could not be allocated then.
         """
         pages = self._cache.match(token_ids, max_pages=max_tokens // self.page_size)
+        num_idle = sum(self._allocator.num_references(page) == 1 for page in pages)
+        if num_pages - len(pages) > self.num_available - num_idle:
+            raise OutOfPages(
+                f"{num_pages} pages needed, {len(pages)} are cached and "
+                f"{self.num_available - num_idle} others of {self.num_pages} are available"
+            )
         self._allocator.retain(pages)
         for page in pages:
             self._cache.mark_in_use(page)
@@ -90,7 +100,9 @@ class PageManager:
             f"{len(pages)} pages of {self.page_size} for {len(token_ids)} tokens: not all are full"
         )
         if self.caches_prefixes:
-            self._allocator.retain(self._cache.insert(token_ids, pages))
+            added = self._cache.insert(token_ids, pages)
+            self._allocator.retain(added)
+            self.num_published += len(added)
 
     def flush(self) -> int:
         """Empty the prefix cache and return how many pages became free.

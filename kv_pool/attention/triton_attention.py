@@ -1,4 +1,4 @@
-"""Implements paged attention with the project's Triton kernels, eagerly and in CUDA graphs."""
+"""Attention over pages by kernels of our own: CUDA without further packages, and fit for graphs."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kv_pool.attention.backend import AttentionOptions
 from kv_pool.attention.paging import overwrite_rows, page_rows
 from kv_pool.attention.transfer import overwrite, to_device
 from kv_pool.attention.triton_kernels import Tiles, launch
@@ -16,7 +15,7 @@ _TILE_ROWS = 64  # query rows times heads of one KV head that a program holds at
 
 
 class TritonAttention:
-    """Implements AttentionBackend and FixedBackend, with all options."""
+    """See AttentionBackend and FixedBackend. Does all of the signature."""
 
     name = "triton"
     fixed_plan_bytes = 0
@@ -58,11 +57,11 @@ class TritonAttention:
 
 
 class TritonPlan:
-    """Holds page tables as a rectangle on the device, and the queries' tiles.
+    """Page tables as a rectangle on the device, and how the queries are cut into tiles.
 
-    tile    (sequence, first query): one program per tile, KV head and split
-    split   one of a few equal parts of a tile's keys: few sequences with long contexts then
-            occupy the whole device; a second kernel combines the parts
+    tile    (sequence, first of its queries): one program per tile, KV head and split
+    split   one of a few equal parts of the keys that a tile sees, so that few sequences
+            with long contexts keep a whole device busy; the parts are put together after
     """
 
     def __init__(
@@ -101,7 +100,11 @@ class TritonPlan:
         query: Float[Tensor, "T H D"],
         keys: Float[Tensor, "S Hkv D"],
         values: Float[Tensor, "S Hkv Dv"],
-        options: AttentionOptions,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Float[Tensor, "H"] | None = None,
     ) -> Float[Tensor, "T H Dv"]:
         """See AttentionPlan.attend."""
         group = query.shape[1] // keys.shape[1]
@@ -118,7 +121,10 @@ class TritonPlan:
             page_size=self._page_size,
             max_kv_len=self._max_kv_len,
             causal=self._causal,
-            options=options,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
         )
 
     def _cut(self, group: int) -> Tiles:

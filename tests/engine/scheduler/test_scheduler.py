@@ -1,10 +1,14 @@
 """What the scheduler promises, told on integers."""
 
+import dataclasses
+from unittest.mock import patch
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import EngineBusy, FinishReason, RequestRejected
+from engine.scheduler.draft_allocation import StepLoad
 from tests.support.engine.scheduling import Harness, request
 
 
@@ -203,6 +207,63 @@ def test_an_id_in_use_is_refused() -> None:
     harness.scheduler.add(request("a"))
     with pytest.raises(RequestRejected, match="'a' is in use"):
         harness.scheduler.add(request("a"))
+
+
+def test_a_blocked_head_of_the_queue_is_matched_again_only_when_pages_changed() -> None:
+    harness = Harness(num_pages=11, prefix_cache=True, chunk=64, accept=lambda scheduled: 0)
+    harness.scheduler.add(request("old", prompt_len=17, max_new_tokens=20))
+    harness.step()
+    harness.scheduler.add(request("blocked", prompt_len=38, max_new_tokens=2))
+    with patch.object(harness.pages, "match_prefix", wraps=harness.pages.match_prefix) as match:
+        for _ in range(3):
+            harness.step()
+        assert harness.scheduler.is_queued("blocked")
+        assert match.call_count == 1
+        harness.run()
+    assert harness.output("blocked") == [138, 139]
+
+
+def test_a_blocked_head_of_the_queue_leaves_the_order_of_eviction_alone() -> None:
+    harness = Harness(num_pages=12, prefix_cache=True, chunk=64)
+    for name, first in (("a", 1), ("b", 51)):
+        prompt = tuple(range(first, first + 9))
+        harness.scheduler.add(
+            dataclasses.replace(request(name, max_new_tokens=1), prompt_ids=prompt)
+        )
+        harness.run()
+    order = list(harness.pages._cache._idle)
+    harness.scheduler.add(
+        dataclasses.replace(request("old", max_new_tokens=20), prompt_ids=tuple(range(200, 217)))
+    )
+    harness.step()
+    harness.scheduler.add(request("blocked", prompt_len=30, max_new_tokens=2))
+    harness.step()
+    assert harness.scheduler.is_queued("blocked")
+    left = list(harness.pages._cache._idle)
+    assert left == [page for page in order if page in left]
+
+
+class NoDrafts:
+    """A draft budget at whose load no draft pays."""
+
+    is_suspended = True
+
+    def allot(self, load: StepLoad) -> list[int]:
+        return [0] * len(load.caps)
+
+    def record(self, num_drafts: int, num_accepted: int) -> None:
+        raise AssertionError("no round has drafts")
+
+
+def test_a_sequence_that_resumes_from_the_prefix_cache_keeps_to_the_draft_budget() -> None:
+    harness = Harness(
+        num_pages=10, max_running=2, chunk=64, prefix_cache=True, draft_budget=NoDrafts()
+    )
+    harness.scheduler.add(request("old", prompt_len=4, max_new_tokens=24))
+    harness.scheduler.add(request("young", prompt_len=4, max_new_tokens=24))
+    harness.run()
+    assert harness.scheduler.counters.num_preemptions > 0
+    assert not any(s.num_drafts for plan in harness.plans for s in plan.scheduled_seqs)
 
 
 @settings(max_examples=60, deadline=None)
