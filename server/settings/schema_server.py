@@ -4,15 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from server.settings.base import (
-    AutoOrCount,
-    FileName,
-    KeyRing,
-    OutputFolder,
-    Section,
-    Text,
-    TextList,
-)
+from server.settings.base import AutoOrCount, FileName, FolderName, KeyRing, Section, Text, TextList
 
 
 class ServerSection(Section):
@@ -51,6 +43,11 @@ class ServerSection(Section):
     )
     shutdown_timeout_s: Annotated[float, Field(ge=0)] = Field(
         30.0, description="Seconds that running requests get to finish after SIGTERM."
+    )
+    exit_on_engine_death: bool = Field(
+        True,
+        description="End the process with exit code 1 after a fault that the engine does not "
+        "survive, so that a supervisor restarts it; false keeps answering with status 503.",
     )
     keepalive_s: Annotated[float, Field(gt=0)] = Field(
         15.0, description="Seconds of silence on a stream before a comment line keeps it open."
@@ -110,7 +107,7 @@ class ObservabilitySection(Section):
         description="OpenTelemetry collector that is sent a trace of each request, such as "
         "http://collector:4318/v1/traces. Needs the extra [otel].",
     )
-    profile_dir: OutputFolder | None = Field(
+    profile_dir: FolderName | None = Field(
         None,
         description="Folder for what /start_profile and /stop_profile record; null refuses them.",
     )

@@ -24,7 +24,7 @@ from server.http.graceful_server import GracefulServer
 from server.http.listener import Listener
 from server.http.request_records import RequestRecord
 from server.http.tls import Certificate, certificate_of
-from server.http.tracing import otlp_exporter
+from server.http.tracing import traces_to
 from server.options import ServerOptions
 from server.settings.flags import add_settings_flags
 from server.settings.schema import Settings
@@ -65,7 +65,12 @@ def run(args: argparse.Namespace) -> int:
             )
             listener.listen()
             server.run(sockets=[listener.socket])
-            return 0 if server.started else 1
+            return 0 if server.started and not must_exit(settings, engine) else 1
+
+
+def must_exit(settings: Settings, engine: EngineClient) -> bool:
+    """Return whether the engine has died, and the process with it, as the settings have it."""
+    return settings.server.exit_on_engine_death and not engine.is_healthy()
 
 
 def warn_if_busy() -> None:
@@ -87,7 +92,7 @@ def tracing(settings: Settings) -> Iterator[list[Callable[[RequestRecord], None]
     if endpoint is None:
         yield []
         return
-    traces = otlp_exporter(endpoint, service_name=served_name(settings))
+    traces = traces_to(endpoint, service_name=served_name(settings))
     try:
         yield [traces]
     finally:
@@ -137,7 +142,12 @@ def _web_server(
         logger.warning("told again: running requests are aborted: %d", await engine.abort(None))
 
     return GracefulServer(
-        app, on_ready=say_ready, drain=drain, abandon=abandon, certificate=certificate
+        app,
+        on_ready=say_ready,
+        drain=drain,
+        abandon=abandon,
+        certificate=certificate,
+        has_failed=lambda: must_exit(settings, engine),
     )
 
 

@@ -6,7 +6,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -52,13 +52,16 @@ class SlowService:
 
 
 @contextmanager
-def running(service: SlowService) -> Iterator[tuple[GracefulServer, str, threading.Thread]]:
+def running(
+    service: SlowService, *, has_failed: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[GracefulServer, str, threading.Thread]]:
     with Listener(host="127.0.0.1", port=free_port()) as listener:
         server = GracefulServer(
             service.app,
             on_ready=lambda: service.log.append("ready"),
             drain=service.drain,
             abandon=service.abandon,
+            has_failed=has_failed,
         )
         listener.listen()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener.socket]})
@@ -159,3 +162,15 @@ def test_the_address_shown_is_one_that_a_client_can_use(host: str, url: str) -> 
     port = free_port()
     with Listener(host=host, port=port) as listener:
         assert listener.url == f"{url}:{port}"
+
+
+def test_a_service_that_has_failed_ends_by_itself() -> None:
+    service, has_failed = SlowService(), threading.Event()
+    with running(service, has_failed=has_failed.is_set) as (_, url, thread):
+        answers: list[str] = []
+        fetch(f"{url}/alive", answers).join()
+        assert answers == ['"alive"']
+        has_failed.set()
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+    assert service.log == ["ready"], "nothing is drained"
