@@ -14,7 +14,7 @@ from engine.core.worker import EngineWorker
 from engine.draft_length.cost_model import StepCosts
 from engine.draft_length.cost_profiling import CostRig
 from engine.draft_length.cost_tracking import StepTimes
-from engine.draft_length.draft_budget import LoadBudget
+from engine.draft_length.draft_budget import DraftBudgetByLoad
 from engine.loading.draft import LoadedDraft, load_draft
 from engine.loading.target import LoadedTarget, load_target
 from engine.model_setup.device_backend import DeviceBackend
@@ -142,10 +142,10 @@ def wire_engine(
         draft=draft,
         proposer=passes.proposer,
         memory=passes.memory,
-        linear=models.native.linear if models.native is not None else widening_linear,
+        linear=models.cpu_kernels.linear if models.cpu_kernels is not None else widening_linear,
         runner=passes.target,
         pool=passes.pool,
-        context_kernel=context_kernel(models.native) or models.device_backend.context_kernel,
+        context_kernel=context_kernel(models.cpu_kernels) or models.device_backend.context_kernel,
     )
 
 
@@ -167,7 +167,7 @@ def _cost_rig(
 
 
 def _times_listener(
-    draft_budget: LoadBudget | None, *, is_measured: bool, device: torch.device
+    draft_budget: DraftBudgetByLoad | None, *, is_measured: bool, device: torch.device
 ) -> Callable[[StepTimes], None] | None:
     """Who corrects measured costs by steps, where the host's clock tells what a pass takes."""
     if draft_budget is None or not is_measured or device.type != "cpu":
@@ -179,7 +179,7 @@ def _make_engine(
     config: EngineConfig,
     models: PreparedModels,
     passes: ModelPasses,
-    draft_budget: LoadBudget | None,
+    draft_budget: DraftBudgetByLoad | None,
     recorder: StepObserver | None,
     record_times: Callable[[StepTimes], None] | None,
     details: dict[str, object],

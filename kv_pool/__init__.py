@@ -6,6 +6,7 @@ This package works on integers and tensors only. It imports no model, request or
 from kv_pool.allocator import OutOfPages, PageAllocator
 from kv_pool.attention import (
     AttentionBackend,
+    AttentionOptions,
     AttentionPlan,
     FixedBackend,
     FixedPlan,
@@ -19,6 +20,7 @@ from kv_pool.storage import KVLayout, KVPool, KVShape
 
 __all__ = [
     "AttentionBackend",
+    "AttentionOptions",
     "AttentionPlan",
     "FixedBackend",
     "FixedPlan",

@@ -1,4 +1,4 @@
-"""The HTTP service over any engine: the real one, or a fake in a test."""
+"""Creates the HTTP application over any engine."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,20 +15,20 @@ from server.generation.input_processor import InputProcessor
 from server.http.access_log import log_request
 from server.http.auth import ApiKeys
 from server.http.metrics import ServerMetrics
-from server.http.middleware import BodyLimit, Crashes, Heads, RequestIds, ShortWay
-from server.http.request_records import Records, RequestRecord
+from server.http.middleware import BodyLimit, DirectSend, HeadRequests, InternalErrors, RequestIds
+from server.http.request_records import RequestRecord, RequestRecorder
 from server.options import ServerOptions
 from server.parsers.chat_parser import ChatParser
-from server.routes.admin import control_routes
-from server.routes.anthropic import anthropic_routes
+from server.routes.admin import admin_routes
+from server.routes.anthropic.router import anthropic_routes
 from server.routes.docs_page import add_docs_page
-from server.routes.native import native_routes
-from server.routes.openai import openai_routes
+from server.routes.native.router import native_routes
+from server.routes.openai.router import openai_routes
 from server.routes.openapi_errors import ERRORS
 from server.text.tokenizer import TextCodec
 
 _OPEN_PATHS = frozenset({"/health"})
-_ANSWERING_PATHS = frozenset(
+_COMPLETION_PATHS = frozenset(
     {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages"}
 )
 
@@ -40,9 +40,9 @@ def create_app(
     options: ServerOptions,
     listeners: Sequence[Callable[[RequestRecord], None]] = (),
 ) -> FastAPI:
-    """Routes, error shapes and middleware. Starts nothing; the caller owns the engine's life.
+    """Create the application. The caller starts and stops the engine.
 
-    listeners are shown the record of every request when it has ended.
+    Each listener gets the record of every finished request.
     """
     app = FastAPI(
         title="DSpark server",
@@ -54,7 +54,7 @@ def create_app(
     )
     app.state.is_draining = False
     metrics = ServerMetrics()
-    answers = TextGenerator(engine=engine, text=text, metrics=metrics, limits=options.limits)
+    generator = TextGenerator(engine=engine, text=text, metrics=metrics, limits=options.limits)
     input_processor = InputProcessor(text=text, info=engine.info, options=options)
     chats = ChatProcessor(
         input_processor=input_processor,
@@ -65,7 +65,7 @@ def create_app(
     max_len = engine.info.served_max_len
     app.include_router(
         native_routes(
-            answers=answers,
+            generator=generator,
             input_processor=input_processor,
             text=text,
             options=options,
@@ -75,18 +75,18 @@ def create_app(
     app.include_router(
         openai_routes(
             text=text,
-            answers=answers,
+            generator=generator,
             input_processor=input_processor,
             chats=chats,
             options=options,
             max_len=max_len,
         )
     )
-    app.include_router(anthropic_routes(answers=answers, chats=chats, options=options))
+    app.include_router(anthropic_routes(generator=generator, chats=chats, options=options))
     app.include_router(
-        control_routes(
+        admin_routes(
             engine=engine,
-            answers=answers,
+            generator=generator,
             metrics=metrics,
             options=options,
             is_draining=lambda: bool(app.state.is_draining),
@@ -94,9 +94,9 @@ def create_app(
     )
     add_docs_page(app)
     install_error_handlers(app)
-    # The last one added is the first to see a request.
-    app.add_middleware(Heads)
-    app.add_middleware(Crashes)
+    # The middleware added last handles a request first.
+    app.add_middleware(HeadRequests)
+    app.add_middleware(InternalErrors)
     app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes)
     app.add_middleware(ApiKeys, keys=options.keys, open_paths=_OPEN_PATHS)
     if options.cors_origins:
@@ -108,21 +108,21 @@ def create_app(
             expose_headers=["x-request-id", "request-id", "retry-after"],
         )
     listeners = [
-        partial(_count, metrics),
+        partial(_count_request, metrics),
         *([log_request] if options.log_requests else []),
         *listeners,
     ]
-    app.add_middleware(Records, listeners=listeners)
+    app.add_middleware(RequestRecorder, listeners=listeners)
     app.add_middleware(RequestIds)
-    app.add_middleware(ShortWay)
+    app.add_middleware(DirectSend)
     return app
 
 
-def _count(metrics: ServerMetrics, record: RequestRecord) -> None:
-    if record.path in _ANSWERING_PATHS:
+def _count_request(metrics: ServerMetrics, record: RequestRecord) -> None:
+    if record.path in _COMPLETION_PATHS:
         metrics.count_request(record.status)
 
 
 def begin_draining(app: FastAPI) -> None:
-    """From now on /ready says no, so that a load balancer looks elsewhere."""
+    """Make /ready return 503, so that load balancers stop sending requests."""
     app.state.is_draining = True

@@ -1,4 +1,4 @@
-"""What the HTTP service needs to know besides the engine and the tokenizer."""
+"""Defines the options of the HTTP application."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ from server.http.auth import KeyRing
 from server.http.timeouts import TimeLimits
 from server.parsers.chat_parser import ReasoningParserName, ToolParserName
 
-# What a missing sampling field means where the model says nothing: plain sampling, as the
-# OpenAI API and the servers around it have it. `temperature: 0` in a request asks for greedy.
+# Values of sampling fields that neither a request nor the model sets: plain sampling, as in the
+# OpenAI API. `temperature: 0` in a request is greedy.
 NEUTRAL_SAMPLING: Mapping[str, float] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -20,27 +20,27 @@ NEUTRAL_SAMPLING: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """One frozen value. Raises ValueError for a default_sampling name that is not served."""
+    """Options of the HTTP application. Raises ValueError for an unknown default_sampling name."""
 
-    served_name: str  # the model's name in /v1/models
+    served_name: str  # model name in /v1/models
     config: Mapping[str, object] = field(default_factory=dict)  # shown by /server_info; no secrets
-    # Sampling fields that a request leaves out, usually from the model's generation_config.json;
-    # names and meanings as in NEUTRAL_SAMPLING, which stands for what is missing here too.
+    # Defaults of sampling fields, usually from the model's generation_config.json. Names as in
+    # NEUTRAL_SAMPLING, which has the values of missing ones.
     default_sampling: Mapping[str, float] = field(default_factory=dict)
-    default_max_tokens: int | None = None  # if a request names no limit; None: what still fits
-    max_tokens_cap: int | None = None  # the most that a request may ask for; None: what fits
+    default_max_tokens: int | None = None  # None: what fits the context
+    max_tokens_cap: int | None = None  # upper limit of a request; None: what fits the context
     keys: KeyRing = field(default_factory=KeyRing)
-    cors_origins: tuple[str, ...] = ()  # whose pages may call from a browser; "*" is every one
+    cors_origins: tuple[str, ...] = ()  # allowed browser origins; "*" is all
     max_body_bytes: int = 8 * 2**20
-    keepalive_s: float = 15.0  # silence on a stream after which a comment is sent
+    keepalive_s: float = 15.0  # without data on a stream, until a comment is sent
     limits: TimeLimits = field(default_factory=TimeLimits)
-    log_requests: bool = True  # a line in the log for each request
-    profile_dir: str | None = None  # where /stop_profile writes; None: profiles are refused
-    ready_when_collapsed: bool = True  # /ready is 200 also while the draft is worth nothing
+    log_requests: bool = True  # one line per request
+    profile_dir: str | None = None  # for /stop_profile; None: profiling is off
+    ready_when_collapsed: bool = True  # /ready is 200 also while acceptance has collapsed
     tool_parser: ToolParserName = "auto"
     reasoning_parser: ReasoningParserName = "none"
-    grammar_timeout_s: float = 3.0  # for a grammar to be compiled; then it is refused
-    stall_s: float = 60.0  # no progress for so long, with requests at hand: not ready
+    grammar_timeout_s: float = 3.0  # limit for compiling a grammar
+    stall_s: float = 60.0  # without progress while requests run, until /ready is 503
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.default_sampling) - set(NEUTRAL_SAMPLING))

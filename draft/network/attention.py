@@ -25,7 +25,7 @@ class BlockAttend(Protocol):
     ) -> Float[Tensor, "T H D"]:
         """Attend from each slot to the context before its anchor and to all slots of its block.
 
-        keys and values are the block's, already rotated. window: see AttentionPlan.attend.
+        keys and values are the block's, already rotated. window: see AttentionOptions.
         """
         ...
 

@@ -17,7 +17,7 @@ from draft.proposer.block import BlockRequest, DraftBlock
 from draft.proposer.block_kernel import BlockKernel, BlockPass
 from draft.proposer.markov_sampling import draft_chain
 from draft.proposer.masking import MaskedChain, satisfies_mask
-from kv_pool import AttentionBackend, AttentionPlan, KVPool
+from kv_pool import AttentionBackend, AttentionOptions, AttentionPlan, KVPool
 
 
 class Proposer(Protocol):
@@ -249,8 +249,7 @@ class _PagedBlock:
             query,
             self.pool.draft_keys[layer],
             self.pool.draft_values[layer],
-            scale=scale,
-            window=window,
+            AttentionOptions(scale, window),
         )
 
 

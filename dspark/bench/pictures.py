@@ -1,8 +1,8 @@
-"""Draws the newest results, for the README: servers beside each other, and drafts beside none.
+"""Draws the newest results for the README: servers compared, and speedup by draft.
 
     python -m dspark.bench.pictures
 
-Bars are medians, whiskers the least and the most of the trials. Needs matplotlib (extra [train]).
+Bars are medians, whiskers the minimum and maximum of the trials. Needs matplotlib (extra [train]).
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Relative to the root of a checkout, where this runs.
+# Relative to the root of the checkout.
 RESULTS = Path("benchmarks") / "results"
 PICTURE = Path("docs") / "pictures" / "speed.svg"
 
@@ -26,7 +26,7 @@ _NAMES = {"speculation": "this server, with its draft", "plain": "this server, p
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One measured figure: its median, and the range of the trials."""
+    """One measured value: median and range of the trials."""
 
     name: str
     median: float
@@ -41,7 +41,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Bars of one unit, best first as they stand, around a line that means nothing gained."""
+    """Bars of one unit in order, with an optional line that means no gain."""
 
     title: str
     bars: tuple[Bar, ...]
@@ -50,7 +50,7 @@ class Panel:
 
 
 def newest(kind: str, folder: Path) -> Path:
-    """The last of `bench-KIND-DATE-TIME.json`. Raises FileNotFoundError without any."""
+    """Return the last bench-KIND-DATE-TIME.json. Raises FileNotFoundError without any."""
     found = sorted(folder.glob(f"bench-{kind}-[0-9]*.json"))
     if not found:
         raise FileNotFoundError(
@@ -60,7 +60,7 @@ def newest(kind: str, folder: Path) -> Path:
 
 
 def server_panels(peers: Mapping[str, Any]) -> list[Panel]:
-    """Output tokens a second of every server, a panel for each load."""
+    """Make a panel for each load with the output tokens/s of every server."""
     panels = []
     for load in peers["loads"]:
         bars = [
@@ -78,12 +78,12 @@ def server_panels(peers: Mapping[str, Any]) -> list[Panel]:
 
 
 def _name_and_version(about: str) -> str:
-    """Of 'vLLM 0.32.0 for CPU, compiled, plain decoding' the first three words or so."""
+    """Shorten 'vLLM 0.32.0 for CPU, compiled, plain decoding' to its first clause."""
     return about.partition(",")[0].partition(" with ")[0]
 
 
 def draft_panel(speculation: Mapping[str, Any]) -> Panel:
-    """How many times as fast decoding is with a draft, by kind of prompt."""
+    """Make a panel with the decode speedup by draft, by category of prompt."""
     bars = [
         Bar.of(f"{name} ({of['accept_length']:.2f} tokens a round)", of["speedup_decode_only"])
         for name, of in speculation["categories"].items()
@@ -95,7 +95,7 @@ def draft_panel(speculation: Mapping[str, Any]) -> Panel:
 
 
 def caption(peers: Mapping[str, Any]) -> str:
-    """On what it was measured, and how to read it."""
+    """Describe the models, the machine and the bars."""
     return (
         f"demo pair of 135M parameters, float32, {peers['cores']} cores of an {peers['cpu']}; "
         "bars: medians, whiskers: range of the trials"
@@ -103,7 +103,7 @@ def caption(peers: Mapping[str, Any]) -> str:
 
 
 def draw(panels: Sequence[Panel], path: Path, *, caption: str, source: str) -> None:
-    """Write the panels one below another as an SVG that names its source and no date.
+    """Write the panels as an SVG that names its source and no date.
 
     Raises ImportError without matplotlib.
     """
@@ -147,9 +147,9 @@ def _draw_panel(axes: "Axes", panel: Panel) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 1 when there is nothing to draw, or nothing to draw with."""
+    """Draw the picture; return 1 without results or without matplotlib."""
     parser = argparse.ArgumentParser(prog="python -m dspark.bench.pictures", description=__doc__)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the JSON files lie")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
     parser.add_argument("--output", type=Path, default=PICTURE, help="the SVG to write")
     args = parser.parse_args(arguments)
     try:

@@ -1,4 +1,4 @@
-"""The door for the command line: load what a config names, measure it, say where that was."""
+"""Entry points of the measuring commands: load the models, measure, record the environment."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ from engine.platform.host import cpu_name
 Compare = Literal["speculation", "stacked", "transformers", "grammar"]
 
 _REPETITIONS = 100  # of each context write
-_BLOCK_ROOM = 64  # tokens; more than any draft's block takes behind a sequence
+_BLOCK_ROOM = 64  # tokens; more than the block of any draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Measurement:
 
     outcome: Outcome
     circumstances: Mapping[str, object]
-    notes: tuple[str, ...]  # what a reader of the table must know
+    notes: tuple[str, ...]  # caveats of the table
 
 
 def run_benchmark(
@@ -60,10 +60,8 @@ def run_benchmark(
 ) -> Measurement:
     """Measure the engine of a config, or compare two ways to run it.
 
-    masks_for makes the grammars that compare="grammar" follows; it is needed there.
-
-    Raises LoadError for models that cannot be served, and RequestRejected for a prompt that
-    cannot be.
+    masks_for makes the grammars of compare="grammar" and is required for it. Raises LoadError
+    for models that cannot be served, and RequestRejected for such a prompt.
     """
 
     def measure(device: torch.device) -> Outcome:
@@ -76,7 +74,7 @@ def run_benchmark(
             plain = _without_draft(sized, speculative, device)
             return compare_speculation(plain, speculative, workload, trials=trials, report=report)
         if compare == "grammar":
-            assert masks_for is not None, "a comparison of grammars brings them"
+            assert masks_for is not None, "a comparison of grammars needs masks"
             built = _load(config, workload, device)
             masks = masks_for(built.engine.info)
             return compare_grammars(built, workload, masks, trials=trials, report=report)
@@ -106,7 +104,7 @@ def run_benchmark(
 def run_profile(
     config: EngineConfig, *, workload: Workload, turns: int, report: Report
 ) -> Measurement:
-    """Where the time of a round goes. Reports profiling.NUM_REPORTS times.
+    """Profile a decode round. Reports profiling.NUM_REPORTS times.
 
     Raises what `run_benchmark` raises.
     """
@@ -119,16 +117,16 @@ def run_profile(
 
 
 def benchmark_reports(compare: Compare | None, *, trials: int, has_draft: bool = True) -> int:
-    """How often `run_benchmark` reports that something begins."""
+    """Return how often `run_benchmark` reports."""
     arms = {None: 1, "transformers": 2 + has_draft, "grammar": NUM_ARMS}
     num_arms = arms.get(compare, 2)
     return num_reports(num_arms=num_arms, trials=trials) + (compare == "stacked")
 
 
 def run_verification(config: EngineConfig, *, workload: Workload, report: Report) -> Measurement:
-    """Prove the engine's greedy text with transformers. Reports once per prompt, and once more.
+    """Verify greedy text with transformers. Reports once per prompt, and once more.
 
-    Raises what `run_benchmark` raises, and LoadError for a target that generates otherwise.
+    Raises what `run_benchmark` raises, and LoadError for a target with other greedy decoding.
     """
 
     def measure(device: torch.device) -> Outcome:
@@ -146,7 +144,7 @@ def run_verification(config: EngineConfig, *, workload: Workload, report: Report
 def run_evaluation(
     config: EngineConfig, *, workload: Workload, temperatures: Sequence[float], report: Report
 ) -> Measurement:
-    """The draft's accept length, prompt set by prompt set. Reports once for each temperature.
+    """Measure accept length by prompt set. Reports once for each temperature.
 
     Raises what `run_benchmark` raises.
     """
@@ -161,10 +159,10 @@ def run_evaluation(
 def run_calibration(
     config: EngineConfig, *, workload: Workload, dataset: str, replace: bool, report: Report
 ) -> Measurement:
-    """Fit the temperatures of the draft's confidences and write them beside it. Reports twice.
+    """Calibrate the draft's confidences and write calibration.json. Reports twice.
 
-    Raises what `run_benchmark` raises, LoadError for a draft that cannot be calibrated or has
-    been already, and OSError when the file cannot be written.
+    Raises what `run_benchmark` raises, LoadError for a draft without a confidence head or with
+    a calibration, and OSError if the file cannot be written.
     """
     assert config.draft is not None
     recorder = ConfidenceRecorder()
@@ -187,7 +185,7 @@ def run_calibration(
 
 
 def _with_whole_rounds(config: EngineConfig) -> EngineConfig:
-    """For what counts rounds: it is a matter of the draft, not of the machine or the load."""
+    """Verify whole blocks, so that the counts depend on the draft and not on the machine."""
     return dataclasses.replace(config, draft_budget="always")
 
 
@@ -198,19 +196,19 @@ def _note_of_plot(outcome: Outcome) -> str:
         draw_reliability(outcome, file)
     except ImportError:
         hint = "pip install -e '.[train]'"
-        return f"there is no reliability plot, for matplotlib is not installed ({hint})"
+        return f"no reliability plot: matplotlib is not installed ({hint})"
     return f"reliability plot: {file}"
 
 
 def pages_for(workload: Workload, *, page_size: int) -> int:
-    """Pages with which nothing of this workload ever waits for memory."""
+    """Return the pages that this workload needs without preemption."""
     longest = max(len(prompt.token_ids) for prompt in workload.prompts)
     tokens = longest + workload.params.max_new_tokens + _BLOCK_ROOM
     return workload.concurrency * -(-tokens // page_size)
 
 
 def sized_for_two(config: EngineConfig, workload: Workload, device: torch.device) -> EngineConfig:
-    """On CUDA a pool takes what memory there is; two of them are made as large as is needed."""
+    """Size the pools of two engines on CUDA, where one pool would take all memory."""
     if device.type != "cuda" or config.num_pages is not None:
         return config
     return dataclasses.replace(config, num_pages=pages_for(workload, page_size=config.page_size))
@@ -226,7 +224,7 @@ def _measured(config: EngineConfig, measure: Callable[[torch.device], Outcome]) 
 
 
 def device_circumstances(device: torch.device) -> Mapping[str, object]:
-    """What computed, JSON-ready."""
+    """Return the device, JSON-ready."""
     is_cuda = device.type == "cuda"
     return {
         "device": str(device),
@@ -248,20 +246,20 @@ def _load(
 
 
 def _without_draft(config: EngineConfig, built: Built, device: torch.device) -> Built:
-    """A second engine over the same target, with a pool of its own and no draft."""
+    """Build a second engine over the same target, with a separate pool and no draft."""
     return wire_engine(
         dataclasses.replace(config, draft=None), target=built.target, draft=None, device=device
     )
 
 
 def _require_room(workload: Workload, max_len: int) -> None:
-    """Refuse at once what would be refused in the middle of a trial."""
+    """Raise RequestRejected for a workload whose longest request does not fit."""
     max_new_tokens = workload.params.max_new_tokens
     for i, prompt in enumerate(workload.prompts):
         if len(prompt.token_ids) + max_new_tokens > max_len:
             raise RequestRejected(
                 f"prompt {i} ({prompt.category}) has {len(prompt.token_ids)} tokens, and "
-                f"{max_new_tokens} more are asked for; this model's maximum context length is "
+                f"{max_new_tokens} more are requested; the maximum context length of this model is "
                 f"{max_len} tokens",
                 param="max_new_tokens",
             )

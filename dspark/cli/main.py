@@ -18,9 +18,9 @@ from engine import EngineError
 from engine.errors import os_error_text
 from engine.platform.host import installed_version
 from engine.platform.openmp import limit_spinning
+from server.settings.base import SettingsError, shown
 from server.settings.flags import Parser
 from server.settings.names import did_you_mean
-from server.settings.schema import SettingsError
 
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
@@ -57,7 +57,7 @@ def find_command(words: Sequence[str]) -> Command:
     names = [command.name for command in COMMANDS]
     known = [*names, "--help", "--version"]
     near = did_you_mean(words[0], known, otherwise=", ".join(names))
-    raise SettingsError(f"unknown command {words[0]}{near}")
+    raise SettingsError(f"unknown command {shown(words[0])}{near}")
 
 
 def command_parser(command: Command) -> Parser:
@@ -104,9 +104,9 @@ def _run(words: list[str]) -> int:
 
 def _fail(complaints: Sequence[str], code: int) -> int:
     for complaint in complaints:
-        said = " ".join(complaint.split())
-        # A complaint about a command's own line names the command.
-        print(said if said.startswith("dspark ") else f"dspark: {said}", file=sys.stderr)
+        line = shown(" ".join(complaint.split()), 2000)
+        # A complaint about the command line begins with the command's name.
+        print(line if line.startswith("dspark ") else f"dspark: {line}", file=sys.stderr)
     return code
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from dspark.cli.commands import COMMANDS
 from dspark.cli.main import command_parser, overview
-from dspark.training.settings.loading import training_table
+from dspark.training.settings.schema import TRAINING
 from server.settings.rendering import reference_table
+from server.settings.schema import SERVING
 
 _DOCS = Path("docs")  # of the checkout that this runs in
 
@@ -19,32 +20,58 @@ Generated from the program's own help by `make docs`; do not edit by hand.
 
 Exit codes: 0 all went well; 1 it could not be done, or a measurement broke a promise; 2 the command
 line or a setting is wrong; 130 interrupted; 143 terminated. `dspark serve` ends with 0 after either
-signal, once it serves. Foreseen failures are told on stderr, a line each.
+signal, once it serves. Expected failures are one line each on stderr.
 """
 
+
+_SETTINGS_PREFACE = """# Settings
+
+Generated from `server/settings/schema.py` by `make docs`; do not edit by hand.
+
+A setting can be given in four ways. The first in this list that gives it wins:
+
+1. a flag: `--kv.page_size 32`, `--set kv.page_size=32`, or a shorter name from the last column; of
+   several flags for one setting the last one counts;
+2. an environment variable: `DSPARK__KV__PAGE_SIZE=32`;
+3. the YAML file given with `--config`;
+4. the default.
+
+In YAML the part before the dot is a section. Dashes may replace underscores. Unknown names are
+refused with the nearest valid one; so is a setting that the file or the environment gives twice. A
+value means the same in every place: `010` is ten, and a list may be one text with commas. Aliases
+(`*name`) work for single values; merge keys (`<<`) and tags are refused.
+
+A path that begins with `./` or `../` counts from the folder of the YAML file that names it; in a
+flag or an environment variable, from the working directory. Any other relative path
+(`models/draft`) counts from the working directory wherever it is written. It is a hub id where one
+is accepted and there is no such folder.
+
+`dspark serve --print-config` shows the effective settings and the origin of each one; `--check`
+validates them and exits.
+"""
 
 _TRAINING_PREFACE = """# Settings of `dspark train`
 
 Generated from `dspark/training/settings/schema.py` by `make docs`; do not edit by hand.
 
-They stand in the YAML file that `--config` names; the part before the dot is a section, and
-`--set training.epochs=2` corrects one. Unknown names are refused with the nearest valid one. A
-folder or file that begins with `./` or `../`, `output` and the prompt files are looked for beside
-the YAML file; in `--set`, from the working directory. See [training.md](training.md).
+They follow the rules of the server's settings: see [settings.md](settings.md). Environment
+variables begin with `DSPARK_TRAIN__`: `DSPARK_TRAIN__TRAINING__EPOCHS=2`. In the YAML file,
+relative paths of `output` and of the prompt files count from its folder, with or without `./`.
+See [training.md](training.md).
 """
 
 
 def documents() -> Mapping[Path, str]:
-    """Every generated file and what it ought to hold."""
+    """Generate every file: its path and its text."""
     return {
-        _DOCS / "settings.md": reference_table(),
-        _DOCS / "training-settings.md": f"{_TRAINING_PREFACE}\n{training_table()}",
+        _DOCS / "settings.md": f"{_SETTINGS_PREFACE}\n{reference_table(SERVING)}",
+        _DOCS / "training-settings.md": f"{_TRAINING_PREFACE}\n{reference_table(TRAINING)}",
         _DOCS / "cli.md": command_line(),
     }
 
 
 def command_line() -> str:
-    """docs/cli.md, as a whole."""
+    """Generate docs/cli.md."""
     parts = [_CLI_PREFACE, "## dspark\n", _fenced(overview())]
     for command in COMMANDS:
         parts += [f"## dspark {command.name}\n", _fenced(command_parser(command).format_help())]

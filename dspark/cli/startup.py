@@ -1,4 +1,4 @@
-"""Resolves the settings of a command line, and configures the log."""
+"""Loads the settings of a command line and configures the log."""
 
 import argparse
 import logging
@@ -13,45 +13,58 @@ from dspark.runtime.packaged import find_config
 from dspark.runtime.text import text_of
 from server.http.auth import KeyRing
 from server.settings.flags import settings_flags
-from server.settings.loading import load_settings
+from server.settings.loading import load
 from server.settings.model_sources import DEMO_NAME
+from server.settings.names import Catalog, S
 from server.settings.rendering import effective_yaml
-from server.settings.schema import Settings, SettingsError
+from server.settings.schema import SERVING, Settings, SettingsError
 from server.settings.sources import Assignment
 
 _OURS = ("dspark", "server", "engine", "draft", "kv_pool")
-# Libraries that warn about what is no concern of ours: parts of torchao for other hardware, and
-# torch about the way in which torchao registers its types.
-_CHATTERERS = ("torchao", "torch.utils._pytree")
+# Libraries with irrelevant warnings: torchao about parts for other hardware, and torch about the
+# way in which torchao registers its types.
+_NOISY = ("torchao", "torch.utils._pytree")
 
 
 def add_checking_flags(parser: argparse.ArgumentParser) -> None:
-    """--check and --print-config."""
+    """Add --check and --print-config."""
     parser.add_argument("--check", action="store_true", help="validate the settings and exit")
     parser.add_argument(
         "--print-config",
         action="store_true",
-        help="print the effective settings, with where each comes from, and exit",
+        help="print the effective settings with the origin of each, and exit",
     )
 
 
 def settle(args: argparse.Namespace, *, more: Sequence[Assignment] = ()) -> Settings | None:
-    """The settings of a command line; None if it only asked to check or print them.
+    """Load the server's settings, as `load_or_print` does; None after --check too."""
+    settings = load_or_print(args, SERVING, more=more)
+    if settings is None or not args.check:
+        return settings
+    print(f"the settings are valid{_not_looked_up(settings)}")
+    return None
 
-    `more` are settings that the command's own arguments stand for. Raises SettingsError.
+
+def load_or_print(
+    args: argparse.Namespace, catalog: Catalog[S], *, more: Sequence[Assignment] = ()
+) -> S | None:
+    """Load the settings of a command line; with --print-config print them and return None.
+
+    more: settings that other arguments of the command give. Raises SettingsError.
     """
+    config: Path | None = args.config
+    if config is not None and catalog.schema is Settings:
+        config = find_config(config)
     flags = [*more, *settings_flags(args)]
-    config = find_config(args.config) if args.config is not None else None
-    resolved = load_settings(config, flags=flags, environ=os.environ)
+    resolved = load(catalog, config, flags=flags, environ=os.environ)
     if args.print_config:
-        print(effective_yaml(resolved.settings, resolved.origins), end="")
-    elif args.check:
-        print(f"the settings are valid{_not_looked_up(resolved.settings)}")
-    return None if args.check or args.print_config else resolved.settings
+        print(effective_yaml(resolved), end="")
+        return None
+    return resolved.settings
 
 
 def _not_looked_up(settings: Settings) -> str:
-    """What a check has left to the start: whether models of a hub are there."""
+    """List the models of a hub, which a check does not look up."""
     named = {
         "model.path": settings.model.path,
         "speculative.draft_model": settings.speculative.draft_model,
@@ -61,11 +74,11 @@ def _not_looked_up(settings: Settings) -> str:
         for name, value in named.items()
         if value is not None and value != DEMO_NAME and not Path(value).is_dir()
     ]
-    return f"; not looked up, for that happens at the start: {', '.join(left)}" if left else ""
+    return f"; models are looked up at start: {', '.join(left)}" if left else ""
 
 
 def configure_log(level: str) -> None:
-    """Lines to stderr; libraries are heard only when something is wrong."""
+    """Log lines of this level to stderr; those of libraries from warnings on."""
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.WARNING,
@@ -75,12 +88,12 @@ def configure_log(level: str) -> None:
     )
     for name in _OURS:
         logging.getLogger(name).setLevel(level.upper())
-    for name in _CHATTERERS:
+    for name in _NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def keys_of(settings: Settings) -> KeyRing:
-    """The keys from their settings or files. Raises SettingsError for a file without one."""
+    """Read the keys from their settings or files. Raises SettingsError for a file without one."""
     server = settings.server
     return KeyRing(
         callers=_keys("api_key", server.api_key, server.api_key_file),

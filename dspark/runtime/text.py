@@ -5,6 +5,7 @@ from pathlib import Path
 from engine import EngineConfig, LoadError
 from engine.errors import os_error_text
 from server.settings.schema import Settings, SettingsError
+from server.settings.text_files import read_text
 from server.text.tokenizer import TextCodec
 
 
@@ -50,8 +51,8 @@ def codec_of(
 def text_of(file: str, setting: str) -> str:
     """Read a file that a setting names. Raises SettingsError."""
     try:
-        return Path(file).read_text(encoding="utf-8")
+        return read_text(Path(file))
     except OSError as error:
         raise SettingsError(f"{setting}: {os_error_text(error)}") from error
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{setting}: found {file} with bytes that are not UTF-8") from error
+    except SettingsError as error:
+        raise SettingsError(f"{setting}: {error}") from None

@@ -48,7 +48,7 @@ class CpuKernelsUnavailable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
+class KernelLibrary:
     """The compiled functions, by the precision of matrices; see kernels.cpp for what they take."""
 
     linear: _ByDType
@@ -58,10 +58,10 @@ class Kernels:
     draft_context: _ByDType
     state_size: Any
     has_head_dim: Any
-    library: Path
+    path: Path
 
 
-def load_kernels(cache_dir: Path) -> Kernels:
+def load_kernels(cache_dir: Path) -> KernelLibrary:
     """Compile into cache_dir if this machine has not yet, and load.
 
     Raises CpuKernelsUnavailable with the reason.
@@ -128,12 +128,12 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
-def _load(library: Path) -> Kernels:
+def _load(library: Path) -> KernelLibrary:
     try:
         loaded = ctypes.CDLL(str(library))
     except OSError as error:
         raise CpuKernelsUnavailable(f"cannot load {library}: {error}") from error
-    return Kernels(
+    return KernelLibrary(
         linear=_functions(loaded, "linear", [_POINTER] * 4 + [_COUNT] * 4, None),
         int8_linear=_function(loaded, "linear_int8", [_POINTER] * 5 + [_COUNT] * 4, None),
         decode={
@@ -144,7 +144,7 @@ def _load(library: Path) -> Kernels:
         draft_context=_functions(loaded, "draft_context", [_POINTER], _COUNT),
         state_size=_function(loaded, "state_size", [_COUNT], _COUNT),
         has_head_dim=_function(loaded, "has_head_dim", [_COUNT], _COUNT),
-        library=library,
+        path=library,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.cpu_kernels.compiling import CpuKernelsUnavailable, Kernels
+from engine.cpu_kernels.compiling import CpuKernelsUnavailable, KernelLibrary
 from engine.cpu_kernels.int8_linear import Int8Linear
 from engine.cpu_kernels.page_tables import PageTablePointers
 from engine.cpu_kernels.structs import ROW_BLOCK, DecoderStruct, LayerStruct, PassStruct
@@ -49,7 +49,7 @@ class CpuDecoder:
     def __init__(
         self,
         *,
-        kernels: Kernels,
+        kernels: KernelLibrary,
         model: nn.Module,
         pool: KVPool,
         tap_layers: Sequence[int],
@@ -205,7 +205,7 @@ def why_unknown(model: nn.Module) -> str | None:
     return f"{name} is none of {', '.join(_KNOWN)}"
 
 
-def require_known(model: nn.Module, kernels: Kernels) -> tuple[Any, Any]:
+def require_known(model: nn.Module, kernels: KernelLibrary) -> tuple[Any, Any]:
     """Return the model's decoder and config. Raises CpuKernelsUnavailable without code for them."""
     config: Any = model.config
     unknown = why_unknown(model)

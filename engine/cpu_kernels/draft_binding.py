@@ -12,7 +12,7 @@ from draft import DSparkNetwork
 from draft.network.heads import MarkovHead
 from draft.network.network import DraftLayer
 from draft.network.norm import RMSNorm
-from engine.cpu_kernels.compiling import CpuKernelsUnavailable, Kernels
+from engine.cpu_kernels.compiling import CpuKernelsUnavailable, KernelLibrary
 from engine.cpu_kernels.draft_structs import ChainStruct, DraftLayerStruct, DraftStruct
 from kv_pool import KVPool
 
@@ -61,7 +61,7 @@ class Seats:
         return found
 
 
-def bind(network: DSparkNetwork, pool: KVPool, kernels: Kernels) -> Binding:
+def bind(network: DSparkNetwork, pool: KVPool, kernels: KernelLibrary) -> Binding:
     """Raises CpuKernelsUnavailable with the reason when the network is of another kind."""
     config = network.config
     if any(layer.sliding_window is not None or layer.causal for layer in config.layers):

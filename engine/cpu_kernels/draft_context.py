@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from draft import DSparkNetwork, LinearFunction
 from draft.context.stacked_kv import StackedKV
 from draft.network.norm import RMSNorm
-from engine.cpu_kernels.compiling import Kernels
+from engine.cpu_kernels.compiling import KernelLibrary
 from engine.cpu_kernels.draft_binding import has_bias, is_readable
 from engine.cpu_kernels.draft_structs import ContextWriteStruct
 from kv_pool import KVPool
@@ -24,7 +24,7 @@ class CpuContextWriter:
     name = "native"
 
     def __init__(
-        self, *, kernels: Kernels, linear: LinearFunction, max_rows: int, num_threads: int
+        self, *, kernels: KernelLibrary, linear: LinearFunction, max_rows: int, num_threads: int
     ) -> None:
         self._kernels = kernels
         self._linear = linear

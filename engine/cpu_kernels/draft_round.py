@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draft import BlockPass, BlockRequest, DSparkConfig, DSparkNetwork
-from engine.cpu_kernels.compiling import CpuKernelsUnavailable, Kernels
+from engine.cpu_kernels.compiling import CpuKernelsUnavailable, KernelLibrary
 from engine.cpu_kernels.draft_binding import CHAIN_COLUMNS, bind
 from engine.cpu_kernels.draft_structs import ChainPassStruct, RoundStruct
 from engine.cpu_kernels.page_tables import PageTablePointers
@@ -32,7 +32,7 @@ class CpuDraftRound:
     def __init__(
         self,
         *,
-        kernels: Kernels,
+        kernels: KernelLibrary,
         network: DSparkNetwork,
         pool: KVPool,
         max_rows: int,

@@ -7,11 +7,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from draft import LinearFunction, widening_linear
-from engine.cpu_kernels.compiling import Kernels
+from engine.cpu_kernels.compiling import KernelLibrary
 from engine.cpu_kernels.int8_linear import Int8Linear, Int8Product, product_by_pytorch
 
 
-def cpu_linear(kernels: Kernels, *, max_rows: int, num_threads: int) -> LinearFunction:
+def cpu_linear(kernels: KernelLibrary, *, max_rows: int, num_threads: int) -> LinearFunction:
     """A stand-in for widening_linear that reads the weight once for up to max_rows rows.
 
     More rows than that, and whatever is not a contiguous product of float32 with a weight that
@@ -43,7 +43,7 @@ def cpu_linear(kernels: Kernels, *, max_rows: int, num_threads: int) -> LinearFu
     return linear
 
 
-def cpu_int8_product(kernels: Kernels, *, num_threads: int) -> Int8Product:
+def cpu_int8_product(kernels: KernelLibrary, *, num_threads: int) -> Int8Product:
     """A stand-in for product_by_pytorch that reads the weight as it is."""
 
     def product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

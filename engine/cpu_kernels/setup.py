@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from draft import LinearFunction
-from engine.cpu_kernels.compiling import CpuKernelsUnavailable, Kernels, load_kernels
+from engine.cpu_kernels.compiling import CpuKernelsUnavailable, KernelLibrary, load_kernels
 from engine.cpu_kernels.int8_linear import Int8Product
 from engine.cpu_kernels.linear import cpu_int8_product, cpu_linear
 from engine.platform.cache_dir import default_cache_dir
@@ -21,17 +21,16 @@ DRAFT_ROWS = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Native:
+class CpuKernels:
     """Compiled kernels and how to use them here."""
 
-    kernels: Kernels
+    library: KernelLibrary
     linear: LinearFunction
     int8_product: Int8Product
     num_threads: int
-    decoder_rows: int = DECODER_ROWS
 
 
-def prepare_cpu_kernels(*, wanted: bool, dtype: torch.dtype, device: torch.device) -> Native:
+def prepare_cpu_kernels(*, wanted: bool, dtype: torch.dtype, device: torch.device) -> CpuKernels:
     """Compile or load the kernels. Raises CpuKernelsUnavailable with the reason."""
     if not wanted:
         raise CpuKernelsUnavailable("switched off")
@@ -39,11 +38,11 @@ def prepare_cpu_kernels(*, wanted: bool, dtype: torch.dtype, device: torch.devic
         raise CpuKernelsUnavailable(f"the device is {device.type}")
     if dtype not in (torch.float32, torch.bfloat16):
         raise CpuKernelsUnavailable(f"there is no code for {dtype}")
-    kernels = load_kernels(default_cache_dir(os.environ))
+    library = load_kernels(default_cache_dir(os.environ))
     num_threads = torch.get_num_threads()
-    return Native(
-        kernels=kernels,
-        linear=cpu_linear(kernels, max_rows=LINEAR_ROWS, num_threads=num_threads),
-        int8_product=cpu_int8_product(kernels, num_threads=num_threads),
+    return CpuKernels(
+        library=library,
+        linear=cpu_linear(library, max_rows=LINEAR_ROWS, num_threads=num_threads),
+        int8_product=cpu_int8_product(library, num_threads=num_threads),
         num_threads=num_threads,
     )

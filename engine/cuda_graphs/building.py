@@ -38,13 +38,13 @@ class CaptureLimits:
     width: int  # rows of a full verify window
 
 
-def record_graphs(
+def capture_graphs(
     *,
     target: TargetModel,
     proposer: Proposer,
     make_target: Callable[[AttentionBackend], TargetModel],
     make_attention: Callable[[], AttentionBackend],
-    recorder: GraphCapturer,
+    capturer: GraphCapturer,
     limits: CaptureLimits,
     scratch: ScratchPage,
     device: torch.device,
@@ -64,7 +64,7 @@ def record_graphs(
             eager=target,
             make_target=make_target,
             attention=_fixed(make_attention()),
-            recorder=recorder,
+            capturer=capturer,
             capture_sizes=capture_sizes,
             width=limits.width,
             max_pages=pages(limits.width),
@@ -77,7 +77,7 @@ def record_graphs(
             graphed_proposer = GraphedProposer(
                 eager=proposer,
                 attention=_fixed(make_attention()),
-                recorder=recorder,
+                capturer=capturer,
                 capture_sizes=capture_sizes,
                 max_pages=pages(proposer.num_slots),
                 scratch=scratch,

@@ -23,7 +23,7 @@ class Recording(Protocol[T_co]):
         """What the function returned.
 
         Its tensors are overwritten by every replay, and by those of recordings that the same
-        recorder made before: whoever needs them longer takes a copy.
+        capturer made before: whoever needs them longer takes a copy.
         """
         ...
 
@@ -37,7 +37,7 @@ class GraphCapturer(Protocol):
 
     name: str
 
-    def record(self, run: Callable[[], T]) -> Recording[T]:
+    def capture(self, run: Callable[[], T]) -> Recording[T]:
         """Run the function a few times, and keep what the last run did on the device.
 
         Its inputs are tensors that it finds where it always finds them. It reads no value of
@@ -59,7 +59,7 @@ class CudaCapturer:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, run: Callable[[], T]) -> Recording[T]:
+    def capture(self, run: Callable[[], T]) -> Recording[T]:
         """See GraphCapturer.record."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)

@@ -39,7 +39,7 @@ class GraphedProposer:
         *,
         eager: DSparkProposer,
         attention: FixedBackend,
-        recorder: GraphCapturer,
+        capturer: GraphCapturer,
         capture_sizes: CaptureSizes,
         max_pages: int,
         scratch: ScratchPage,
@@ -66,7 +66,7 @@ class GraphedProposer:
             proposer = eager.with_attention(attending)
             for draws in (False, True):
                 self._rounds[size, draws] = _record(
-                    proposer, attending, recorder, size, scratch.slot, draws=draws, device=device
+                    proposer, attending, capturer, size, scratch.slot, draws=draws, device=device
                 )
 
     def propose(self, request: BlockRequest) -> DraftBlock:
@@ -173,7 +173,7 @@ class _Round:
 def _record(
     proposer: DSparkProposer,
     attention: PinnedAttention,
-    recorder: GraphCapturer,
+    capturer: GraphCapturer,
     size: int,
     scratch_slot: int,
     *,
@@ -197,5 +197,5 @@ def _record(
         sampling=sampling,
     )
     with torch.inference_mode():
-        recording = recorder.record(lambda: proposer.propose(request))
+        recording = capturer.capture(lambda: proposer.propose(request))
     return _Round(request, attention, recording)

@@ -8,7 +8,7 @@ _FLOAT32 = 4
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedSizes:
+class GraphSizes:
     """The widths of what the recorded passes leave behind."""
 
     capture_sizes: CaptureSizes
@@ -27,7 +27,7 @@ class RecordedSizes:
         return sum(self.capture_sizes.sizes) * (rows * row + drawn)
 
     @property
-    def num_recordings(self) -> int:
+    def num_graphs(self) -> int:
         """Of passes over pages, for each tier: the target's, over full windows and single rows, and
         the draft's, greedy and drawn."""
         return len(self.capture_sizes.sizes) * (1 if self.block_size == 0 else 4)

@@ -34,7 +34,7 @@ class TapeCapturer:
     def __init__(self) -> None:
         self._made: list[object] = []  # outputs of every recording, oldest first
 
-    def record(self, run: Callable[[], T]) -> Recording[T]:
+    def capture(self, run: Callable[[], T]) -> Recording[T]:
         run()  # a warm-up, as on CUDA
         tape = _Tape()
         with tape:

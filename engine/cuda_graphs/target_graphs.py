@@ -39,7 +39,7 @@ class GraphedTarget:
         eager: TargetModel,
         make_target: Callable[[AttentionBackend], TargetModel],
         attention: FixedBackend,
-        recorder: GraphCapturer,
+        capturer: GraphCapturer,
         capture_sizes: CaptureSizes,
         width: int,
         max_pages: int,
@@ -66,7 +66,7 @@ class GraphedTarget:
                     kv_lens=_kv_lens([], size, rows), page_tables=self._tables([], size, rows)
                 )
                 self._windows[size, rows] = _record(
-                    make_target(attending), attending, recorder, size, rows, scratch.slot, device
+                    make_target(attending), attending, capturer, size, rows, scratch.slot, device
                 )
 
     @property
@@ -131,7 +131,7 @@ class _Window:
 def _record(
     target: TargetModel,
     attention: PinnedAttention,
-    recorder: GraphCapturer,
+    capturer: GraphCapturer,
     size: int,
     width: int,
     scratch_slot: int,
@@ -156,7 +156,7 @@ def _record(
         page_tables=((),) * size,
     )
     with torch.inference_mode():
-        recording = recorder.record(lambda: target.forward(batch))
+        recording = capturer.capture(lambda: target.forward(batch))
     pads = (integers(0, 1), integers(0, 1), integers(scratch_slot, 1))
     return _Window(token_ids, positions, slots, pads, attention, recording)
 

@@ -27,7 +27,7 @@ _PATIENCE = 0.03
 _PROBING = 0.01  # of the time at most goes to looking whether drafts would pay again
 
 
-class LoadBudget:
+class DraftBudgetByLoad:
     """Allots what is expected to commit the most tokens a second."""
 
     def __init__(self, *, costs: StepCosts, num_draft_tokens: int) -> None:

@@ -6,7 +6,7 @@ from draft import DSparkNetwork, widening_linear
 from draft.network.matrices import cast_matrices, is_lossless, widen_other_parameters
 from engine.config import EngineConfig
 from engine.cpu_kernels.linear import speed_up
-from engine.cpu_kernels.setup import Native
+from engine.cpu_kernels.setup import CpuKernels
 from engine.errors import LoadError
 
 _NARROW = torch.bfloat16
@@ -16,7 +16,7 @@ def set_draft_dtype(
     config: EngineConfig,
     network: DSparkNetwork,
     *,
-    native: Native | None,
+    cpu_kernels: CpuKernels | None,
     device: torch.device,
 ) -> None:
     """Store the draft's matrices in speculative.draft_dtype; its layers widen them to compute.
@@ -25,7 +25,7 @@ def set_draft_dtype(
     are unchanged by it. For a bfloat16 target the CPU kernels compute in float32 from the same
     bfloat16 matrices. Raises LoadError when the setting is not possible.
     """
-    dtype = _dtype(config, network, has_kernels=native is not None)
+    dtype = _dtype(config, network, has_kernels=cpu_kernels is not None)
     if dtype != network.dtype and (network.dtype != torch.float32 or device.type != "cpu"):
         raise LoadError(
             f"speculative.draft_dtype: found {config.draft_dtype}; accepted for a target in "
@@ -33,9 +33,9 @@ def set_draft_dtype(
             "target are for the CPU)"
         )
     cast_matrices(network, dtype)
-    if native is not None and dtype == _NARROW:
+    if cpu_kernels is not None and dtype == _NARROW:
         widen_other_parameters(network)
-    speed_up(network, native.linear if native is not None else widening_linear)
+    speed_up(network, cpu_kernels.linear if cpu_kernels is not None else widening_linear)
 
 
 def _dtype(config: EngineConfig, network: DSparkNetwork, *, has_kernels: bool) -> torch.dtype:

@@ -29,8 +29,8 @@ class DeviceBackend:
     attention_demanded: bool  # by name: then nothing else will do
     context_kernel: ContextKernel | None
     context_reason: str | None  # why context_kernel is None
-    recorder: GraphCapturer | None
-    graphs_reason: str | None  # why recorder is None
+    capturer: GraphCapturer | None
+    graphs_reason: str | None  # why capturer is None
 
     def slower(self, reason: str, device: torch.device) -> "DeviceBackend":
         """The same with the next best attention, for a reason.
@@ -50,7 +50,7 @@ class DeviceBackend:
             make_attention=_attention_maker("reference", device),
             attention="reference",
             attention_reason=reason,
-            recorder=None,
+            capturer=None,
             graphs_reason="reference attention has no fixed shapes",
         )
 
@@ -71,7 +71,7 @@ def choose_device_backend(config: EngineConfig, device: torch.device) -> DeviceB
         attention_demanded=config.attention_backend not in ("auto", "reference"),
         context_kernel=kernel,
         context_reason=kernel_reason,
-        recorder=CudaCapturer(device) if graphs_reason is None else None,
+        capturer=CudaCapturer(device) if graphs_reason is None else None,
         graphs_reason=graphs_reason,
     )
 

@@ -19,11 +19,11 @@ from engine.config import EngineConfig
 from engine.cpu_kernels.compiling import CpuKernelsUnavailable
 from engine.cpu_kernels.draft_context import CpuContextWriter
 from engine.cpu_kernels.draft_round import CpuDraftRound
-from engine.cpu_kernels.setup import DRAFT_ROWS, LINEAR_ROWS, Native
+from engine.cpu_kernels.setup import DRAFT_ROWS, LINEAR_ROWS, CpuKernels
 from engine.draft_length.confidence_cutoff import ConfidenceThreshold, VerifyAll, VerifyBudget
 from engine.draft_length.cost_model import StepCosts
 from engine.draft_length.cost_profiling import CostRig, measure_costs
-from engine.draft_length.draft_budget import LoadBudget
+from engine.draft_length.draft_budget import DraftBudgetByLoad
 from engine.errors import LoadError
 from engine.loading.draft import LoadedDraft
 from engine.model_setup.draft_check import CONTEXTS, difference_of
@@ -68,29 +68,32 @@ def make_budget(config: EngineConfig, draft: LoadedDraft | None) -> VerifyBudget
 
 def make_draft_budget(
     config: EngineConfig, draft: LoadedDraft | None, rig: CostRig, *, costs: StepCosts | None
-) -> LoadBudget | None:
+) -> DraftBudgetByLoad | None:
     """None lets every round verify its whole number. costs: None measures them."""
     if draft is None or config.draft_budget == "always":
         return None
     if rig.max_len < 4 * rig.width:  # no room for a measured window, nor for anything to gain
         return None
-    return LoadBudget(costs=costs or measure_costs(rig), num_draft_tokens=rig.width - 1)
+    return DraftBudgetByLoad(costs=costs or measure_costs(rig), num_draft_tokens=rig.width - 1)
 
 
 def choose_draft_path(
-    draft: LoadedDraft | None, pool: KVPool, *, native: Native | None, reason: str | None
+    draft: LoadedDraft | None, pool: KVPool, *, cpu_kernels: CpuKernels | None, reason: str | None
 ) -> DraftPath:
-    """The native pass if there is one for this draft and it agrees; reason: why native is None."""
-    if draft is None or native is None:
+    """Choose the CPU kernels' pass if this draft has one and it agrees with PyTorch's.
+
+    reason: why cpu_kernels is None.
+    """
+    if draft is None or cpu_kernels is None:
         return DraftPath(None, reason)
 
     def kernel_over(some_pool: KVPool, max_rows: int) -> CpuDraftRound:
         return CpuDraftRound(
-            kernels=native.kernels,
+            kernels=cpu_kernels.library,
             network=draft.network,
             pool=some_pool,
             max_rows=max_rows,
-            num_threads=native.num_threads,
+            num_threads=cpu_kernels.num_threads,
         )
 
     num_slots = draft.config.num_slots
@@ -113,7 +116,7 @@ def make_proposer(
     pool: KVPool,
     attention: AttentionBackend,
     *,
-    native: Native | None,
+    cpu_kernels: CpuKernels | None,
     path: DraftPath,
     fused: ContextKernel | None,
 ) -> Proposer:
@@ -123,7 +126,7 @@ def make_proposer(
     """
     if draft is None:
         return NoDraft()
-    linear = native.linear if native is not None else widening_linear
+    linear = cpu_kernels.linear if cpu_kernels is not None else widening_linear
     try:
         return DSparkProposer(
             network=draft.network,
@@ -132,19 +135,19 @@ def make_proposer(
             context_kv=config.stacked_context_kv,
             linear=linear,
             block_kernel=path.kernel,
-            context_kernel=context_kernel(native) or fused,
+            context_kernel=context_kernel(cpu_kernels) or fused,
         )
     except ValueError as error:
         raise LoadError(f"speculative.stacked_context_kv is 'on': {error}") from error
 
 
-def context_kernel(native: Native | None) -> ContextKernel | None:
+def context_kernel(cpu_kernels: CpuKernels | None) -> ContextKernel | None:
     """For any draft and pool in float32 on the CPU; PyTorch writes what it declines."""
-    if native is None:
+    if cpu_kernels is None:
         return None
     return CpuContextWriter(
-        kernels=native.kernels,
-        linear=native.linear,
+        kernels=cpu_kernels.library,
+        linear=cpu_kernels.linear,
         max_rows=LINEAR_ROWS,
-        num_threads=native.num_threads,
+        num_threads=cpu_kernels.num_threads,
     )

@@ -7,7 +7,7 @@ import torch
 from draft import Proposer
 from engine.config import EngineConfig
 from engine.cuda_graphs.building import CaptureLimits as GraphLimits
-from engine.cuda_graphs.building import Graphs, record_graphs
+from engine.cuda_graphs.building import Graphs, capture_graphs
 from engine.cuda_graphs.scratch import ScratchPage
 from engine.model_setup.draft_backend import DraftPath, choose_draft_path, make_proposer
 from engine.model_setup.memory_plan import MemoryPlan
@@ -51,17 +51,19 @@ def make_model_passes(
         draft=models.draft,
         layout=models.layout,
         attention=attention,
-        records_graphs=device_backend.recorder is not None,
+        records_graphs=device_backend.capturer is not None,
     )
     # One page more than is ever handed out, where graphs need it for padding.
-    pool = KVPool(models.layout, num_pages=memory.num_pages + (device_backend.recorder is not None))
-    draft_path = choose_draft_path(models.draft, pool, native=models.native, reason=models.reason)
+    pool = KVPool(models.layout, num_pages=memory.num_pages + (device_backend.capturer is not None))
+    draft_path = choose_draft_path(
+        models.draft, pool, cpu_kernels=models.cpu_kernels, reason=models.reason
+    )
     proposer = make_proposer(
         config,
         models.draft,
         pool,
         device_backend.make_attention(config.page_size),
-        native=models.native,
+        cpu_kernels=models.cpu_kernels,
         path=draft_path,
         fused=device_backend.context_kernel,
     )
@@ -69,7 +71,7 @@ def make_model_passes(
         models.target,
         pool,
         tap_layers=models.tap_layers,
-        native=models.path.native,
+        cpu_kernels=models.path.cpu_kernels,
         attention=attention,
     )
     max_len = served_len(
@@ -90,16 +92,16 @@ def _record_graphs(
 ) -> Graphs:
     """Both models' passes recorded, where the device has graphs."""
     device_backend = models.device_backend
-    if device_backend.recorder is None:
+    if device_backend.capturer is None:
         return Graphs(eager, proposer, (), device_backend.graphs_reason)
-    return record_graphs(
+    return capture_graphs(
         target=eager,
         proposer=proposer,
         make_target=lambda attention: make_target(
-            models.target, pool, tap_layers=models.tap_layers, native=None, attention=attention
+            models.target, pool, tap_layers=models.tap_layers, cpu_kernels=None, attention=attention
         ),
         make_attention=lambda: device_backend.make_attention(config.page_size),
-        recorder=device_backend.recorder,
+        capturer=device_backend.capturer,
         limits=GraphLimits(
             max_running=config.max_running_requests,
             max_len=max_len,

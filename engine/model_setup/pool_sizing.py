@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from engine.config import EngineConfig
 from engine.cuda_graphs.capture_sizes import CaptureSizes
-from engine.cuda_graphs.memory import RecordedSizes
+from engine.cuda_graphs.memory import GraphSizes
 from engine.errors import LoadError
 from engine.loading.draft import LoadedDraft
 from engine.loading.target import LoadedTarget
@@ -52,7 +52,7 @@ def plan_pool(
         sizes = _recorded_sizes(config, target, draft)
         plan_bytes = attention.fixed_plan_bytes if isinstance(attention, FixedBackend) else 0
         graph_bytes = sizes.output_bytes + measured(0) + bytes_per_page
-        graph_bytes += sizes.num_recordings * plan_bytes
+        graph_bytes += sizes.num_graphs * plan_bytes
     min_tokens = _SHORT_REQUEST + (draft.config.num_slots if draft is not None else 0)
     num_pages, budget = _num_pages(
         config,
@@ -79,9 +79,9 @@ def plan_pool(
 
 def _recorded_sizes(
     config: EngineConfig, target: LoadedTarget, draft: LoadedDraft | None
-) -> RecordedSizes:
+) -> GraphSizes:
     block_size = draft.config.block_size if draft is not None else 0
-    return RecordedSizes(
+    return GraphSizes(
         capture_sizes=CaptureSizes.up_to(config.max_running_requests),
         width=(config.num_draft_tokens or block_size) + 1,
         vocab_size=target.vocab_size,
@@ -188,9 +188,9 @@ def _measure_step(
     )
     pool = KVPool(layout, num_pages=step.num_pages)
     tap_layers = draft.config.tap_layers if draft is not None else ()
-    runner = make_target(target, pool, tap_layers=tap_layers, native=None, attention=attention)
+    runner = make_target(target, pool, tap_layers=tap_layers, cpu_kernels=None, attention=attention)
     proposer = make_proposer(
-        config, draft, pool, attention, native=None, path=DraftPath(None, None), fused=None
+        config, draft, pool, attention, cpu_kernels=None, path=DraftPath(None, None), fused=None
     )
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)

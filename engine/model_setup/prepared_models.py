@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 from engine.cpu_kernels.compiling import CpuKernelsUnavailable
 from engine.cpu_kernels.large_pages import settle
 from engine.cpu_kernels.linear import speed_up
-from engine.cpu_kernels.setup import Native, prepare_cpu_kernels
+from engine.cpu_kernels.setup import CpuKernels, prepare_cpu_kernels
 from engine.loading.draft import LoadedDraft
 from engine.loading.draft_dtype import set_draft_dtype
 from engine.loading.fused_norms import fuse_norms
@@ -35,8 +35,8 @@ class PreparedModels:
     draft: LoadedDraft | None
     tap_layers: tuple[int, ...]  # of the target's passes
     layout: KVLayout  # of the pool
-    native: Native | None  # kernels for the linear layers and the draft
-    reason: str | None  # why native is None
+    cpu_kernels: CpuKernels | None  # kernels for the linear layers and the draft
+    reason: str | None  # why cpu_kernels is None
     path: TargetPath
 
     @property
@@ -77,7 +77,7 @@ def prepare_models(
     )
     if device.type == "cuda":
         fuse_norms(target.model)
-    native, reason = _prepare_cpu_kernels(config, target, draft, device)
+    cpu_kernels, reason = _prepare_cpu_kernels(config, target, draft, device)
     device_backend = device_backend or choose_device_backend(config, device)
     if draft is not None:
         device_backend = check_device_backend(draft.network, device_backend, device=device)
@@ -86,7 +86,7 @@ def prepare_models(
         reference,
         tap_layers=tap_layers,
         probe=probe,
-        native=native,
+        cpu_kernels=cpu_kernels,
         reason=reason,
         device_backend=device_backend,
         device=device,
@@ -97,7 +97,7 @@ def prepare_models(
         target=probe.layers,
         draft=draft.network.kv_shapes if draft is not None else (),
     )
-    return PreparedModels(target, draft, tap_layers, layout, native, reason, path)
+    return PreparedModels(target, draft, tap_layers, layout, cpu_kernels, reason, path)
 
 
 def _prepare_cpu_kernels(
@@ -105,26 +105,26 @@ def _prepare_cpu_kernels(
     target: LoadedTarget,
     draft: LoadedDraft | None,
     device: torch.device,
-) -> tuple[Native | None, str | None]:
+) -> tuple[CpuKernels | None, str | None]:
     """Native kernels for both models' linear layers, or the reason why not."""
-    native, reason = None, None
+    cpu_kernels, reason = None, None
     try:
-        native = prepare_cpu_kernels(
+        cpu_kernels = prepare_cpu_kernels(
             wanted=config.native_kernels != "off", dtype=target.dtype, device=device
         )
     except CpuKernelsUnavailable as error:
         reason = str(error)
     if draft is not None:
-        set_draft_dtype(config, draft.network, native=native, device=device)
-    if native is None:
+        set_draft_dtype(config, draft.network, cpu_kernels=cpu_kernels, device=device)
+    if cpu_kernels is None:
         return None, reason
     moved = settle(target.model, borrowers=[draft.network] if draft is not None else [])
-    speed_up(target.model, native.linear, native.int8_product)
+    speed_up(target.model, cpu_kernels.linear, cpu_kernels.int8_product)
     if draft is not None:
         moved += settle(draft.network, besides=_to_be_stacked(draft))
     if moved:
         logger.info("moved %s of weights into large pages; none is held twice", size_text(moved))
-    return native, None
+    return cpu_kernels, None
 
 
 def _to_be_stacked(draft: LoadedDraft) -> list[nn.Parameter]:

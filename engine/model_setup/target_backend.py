@@ -8,7 +8,7 @@ import torch
 
 from engine.cpu_kernels.compiling import CpuKernelsUnavailable
 from engine.cpu_kernels.decoder import CpuDecoder, require_known
-from engine.cpu_kernels.setup import Native
+from engine.cpu_kernels.setup import DECODER_ROWS, CpuKernels
 from engine.errors import LoadError
 from engine.loading.target import LoadedTarget
 from engine.model_setup.device_backend import DeviceBackend
@@ -32,12 +32,12 @@ class TargetPath:
 
     check: TargetCheck
     device_backend: DeviceBackend  # whose attention was checked
-    native: Native | None  # None: transformers runs every step
-    reason: str | None  # why native is None
+    cpu_kernels: CpuKernels | None  # None: transformers runs every step
+    reason: str | None  # why cpu_kernels is None
 
     @property
     def name(self) -> str:
-        return "native" if self.native is not None else "transformers"
+        return "native" if self.cpu_kernels is not None else "transformers"
 
 
 def choose_path(
@@ -46,7 +46,7 @@ def choose_path(
     *,
     tap_layers: tuple[int, ...],
     probe: ShapeProbe,
-    native: Native | None,
+    cpu_kernels: CpuKernels | None,
     reason: str | None,
     device_backend: DeviceBackend,
     device: torch.device,
@@ -59,7 +59,7 @@ def choose_path(
     """
 
     def check(
-        chosen: DeviceBackend, with_native: Native | None, expected: DenseReference = reference
+        chosen: DeviceBackend, with_kernels: CpuKernels | None, expected: DenseReference = reference
     ) -> TargetCheck:
         return check_target(
             expected,
@@ -67,7 +67,7 @@ def choose_path(
                 target,
                 pool,
                 tap_layers=tap_layers,
-                native=with_native,
+                cpu_kernels=with_kernels,
                 attention=chosen.make_attention(pool.page_size),
             ),
             probe=probe,
@@ -84,12 +84,14 @@ def choose_path(
             logger.warning("attention by %s is left out: %s", device_backend.attention, error)
             why = f"{device_backend.attention} attention does not do this target here"
             device_backend = device_backend.slower(why, device)
-    if native is None:
+    if cpu_kernels is None:
         return TargetPath(by_transformers, device_backend, None, reason)
     try:
-        require_known(target.model, native.kernels)
+        require_known(target.model, cpu_kernels.library)
         in_float32 = _in_float32(target, reference, tap_layers=tap_layers, probe=probe)
-        return TargetPath(check(device_backend, native, in_float32), device_backend, native, None)
+        return TargetPath(
+            check(device_backend, cpu_kernels, in_float32), device_backend, cpu_kernels, None
+        )
     except CpuKernelsUnavailable as error:
         return TargetPath(by_transformers, device_backend, None, str(error))
     except LoadError as error:
@@ -125,20 +127,20 @@ def make_target(
     pool: KVPool,
     *,
     tap_layers: tuple[int, ...],
-    native: Native | None,
+    cpu_kernels: CpuKernels | None,
     attention: AttentionBackend,
 ) -> TargetModel:
-    """The target over a pool. Raises CpuKernelsUnavailable if `native` cannot run this model."""
+    """Build the target over a pool. Raises CpuKernelsUnavailable if they cannot run this model."""
     decoder = None
-    if native is not None:
+    if cpu_kernels is not None:
         decoder = CpuDecoder(
-            kernels=native.kernels,
+            kernels=cpu_kernels.library,
             model=target.model,
             pool=pool,
             tap_layers=tap_layers,
             max_len=target.max_len,
-            max_rows=native.decoder_rows,
-            num_threads=native.num_threads,
+            max_rows=DECODER_ROWS,
+            num_threads=cpu_kernels.num_threads,
         )
     return TargetModel(
         model=target.model,
@@ -146,5 +148,5 @@ def make_target(
         pool=pool,
         attention=attention,
         vocab_size=target.vocab_size,
-        native=decoder,
+        packed_decoder=decoder,
     )

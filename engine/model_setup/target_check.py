@@ -12,7 +12,7 @@ from engine.loading.target import LoadedTarget, dense_reference
 from engine.runner.batch import batch_of_rows
 from engine.runner.hf_attention import UnsupportedAttention
 from engine.runner.target_model import TargetModel, run_model
-from kv_pool import KVLayout, KVPool, KVShape
+from kv_pool import AttentionOptions, KVLayout, KVPool, KVShape
 
 _NUM_TOKENS = 24
 _CHUNK = 7  # tokens of one sequence in one pass
@@ -42,14 +42,10 @@ class ShapeProbe:
         query: Float[Tensor, "T H D"],
         keys: Float[Tensor, "T Hkv D"],
         values: Float[Tensor, "T Hkv Dv"],
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
+        options: AttentionOptions,
     ) -> Float[Tensor, "T H Dv"]:
         self.shapes[layer] = KVShape(keys.shape[1], keys.shape[2], values.shape[2], self.dtype)
-        self.windows[layer] = window
+        self.windows[layer] = options.window
         return query.new_zeros(*query.shape[:2], values.shape[2])
 
 

@@ -10,7 +10,7 @@ from draft.network.matrices import matrices_dtype
 from engine.config import EngineConfig
 from engine.draft_length.acceptance_rates import PRIOR_CHANCE
 from engine.draft_length.cost_model import Curve
-from engine.draft_length.draft_budget import LoadBudget
+from engine.draft_length.draft_budget import DraftBudgetByLoad
 from engine.loading.draft import LoadedDraft
 from engine.model_setup.draft_backend import DraftPath
 from engine.model_setup.model_passes import ModelPasses
@@ -25,7 +25,7 @@ def describe(
     config: EngineConfig,
     models: PreparedModels,
     passes: ModelPasses,
-    draft_budget: LoadBudget | None,
+    draft_budget: DraftBudgetByLoad | None,
     device: torch.device,
 ) -> dict[str, object]:
     target, path, device_backend = models.target, models.path, models.device_backend
@@ -66,7 +66,7 @@ def _describe_draft(
     config: EngineConfig,
     draft: LoadedDraft | None,
     path: DraftPath,
-    budget: LoadBudget | None,
+    budget: DraftBudgetByLoad | None,
 ) -> dict[str, object] | None:
     if draft is None:
         return None
@@ -92,7 +92,7 @@ def _describe_draft(
     }
 
 
-def _describe_budget(config: EngineConfig, budget: LoadBudget | None) -> dict[str, object]:
+def _describe_budget(config: EngineConfig, budget: DraftBudgetByLoad | None) -> dict[str, object]:
     if budget is None:
         return {"mode": "always"}
 

@@ -10,6 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from kv_pool import AttentionOptions
+
 IMPLEMENTATION = "dspark_paged"
 
 # Keywords that say nothing about what the scores are.
@@ -25,11 +27,7 @@ class LayerAttention(Protocol):
         query: Float[Tensor, "T H D"],
         keys: Float[Tensor, "T Hkv D"],
         values: Float[Tensor, "T Hkv Dv"],
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
+        options: AttentionOptions,
     ) -> Float[Tensor, "T H Dv"]:
         """Keep this step's keys (already rotated) and values, and attend to all that stand."""
         ...
@@ -67,10 +65,12 @@ def _attention_forward(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
-        window=sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
+        AttentionOptions(
+            scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
+            window=sliding_window,
+            softcap=softcap,
+            sinks=s_aux,
+        ),
     )
     return attended[None], None
 

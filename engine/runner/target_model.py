@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from engine.runner.batch import ScheduleBatch
 from engine.runner.hf_attention import IMPLEMENTATION, LayerAttention
 from engine.runner.taps import Taps
-from kv_pool import AttentionBackend, AttentionPlan, KVPool
+from kv_pool import AttentionBackend, AttentionOptions, AttentionPlan, KVPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +38,14 @@ class PagedAttention:
         query: Float[Tensor, "T H D"],
         keys: Float[Tensor, "T Hkv D"],
         values: Float[Tensor, "T Hkv Dv"],
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
+        options: AttentionOptions,
     ) -> Float[Tensor, "T H Dv"]:
         self.pool.write_target(layer, self.slots, keys, values)
         return self.plan.attend(
             query,
             self.pool.target_keys(layer),
             self.pool.target_values(layer),
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
+            options,
         )
 
 
@@ -107,7 +100,7 @@ class TargetModel:
         pool: KVPool,
         attention: AttentionBackend,
         vocab_size: int,
-        native: PackedDecoder | None = None,
+        packed_decoder: PackedDecoder | None = None,
     ) -> None:
         """tap_layers: those whose outputs a pass keeps, side by side in this order.
 
@@ -118,15 +111,18 @@ class TargetModel:
         self._model = model
         self._pool = pool
         self._attention = attention
-        self._native = native
+        self._packed_decoder = packed_decoder
         self._parts = DecoderParts.of(model)
         self._tap_layers = tap_layers
         self.vocab_size = vocab_size
 
     def forward(self, batch: ScheduleBatch) -> TargetOutput:
         """See Target.forward."""
-        if self._native is not None and len(batch.token_ids) <= self._native.max_rows:
-            return TargetOutput(*self._native.run(batch))
+        if (
+            self._packed_decoder is not None
+            and len(batch.token_ids) <= self._packed_decoder.max_rows
+        ):
+            return TargetOutput(*self._packed_decoder.run(batch))
         return self._forward_by_transformers(batch)
 
     def _forward_by_transformers(self, batch: ScheduleBatch) -> TargetOutput:

@@ -1,12 +1,13 @@
-"""Attention over paged keys and values: one signature, several backends."""
+"""Attention over paged KV: one interface; reference, Triton and FlashInfer backends."""
 
-from kv_pool.attention.backend import AttentionBackend, AttentionPlan
+from kv_pool.attention.backend import AttentionBackend, AttentionOptions, AttentionPlan
 from kv_pool.attention.fixed import FixedBackend, FixedPlan, NoFixedPlan
 from kv_pool.attention.layout import sequence_slots
 from kv_pool.attention.reference import ReferenceAttention
 
 __all__ = [
     "AttentionBackend",
+    "AttentionOptions",
     "AttentionPlan",
     "FixedBackend",
     "FixedPlan",

@@ -1,4 +1,4 @@
-"""Attention for graphs: the shapes stand still, and what a step changes lies in buffers."""
+"""Defines the interface of attention inside CUDA graphs: fixed shapes, updatable buffers."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -7,36 +7,37 @@ from kv_pool.attention.backend import AttentionBackend, AttentionPlan
 
 
 class NoFixedPlan(Exception):
-    """This attention cannot be had in fixed shapes; the message says why."""
+    """Raised when a backend cannot attend in fixed shapes; the message is the reason."""
 
 
 @runtime_checkable
 class FixedPlan(AttentionPlan, Protocol):
-    """A plan whose device memory stays where it is.
+    """Attends over buffers whose addresses never change.
 
-    After `update`, whoever repeats the device operations of an earlier `attend` (a captured
-    graph does) gets what `attend` would now give.
+    After `update`, replaying the device operations of an earlier `attend` (a captured graph)
+    computes what `attend` would now return.
     """
 
     def update(self, *, kv_lens: Sequence[int], page_tables: Sequence[Sequence[int]]) -> None:
-        """Describe the next step. As many sequences as the plan has; see AttentionBackend.plan."""
+        """Set lengths and pages of the next step, for all of the plan's sequences.
+
+        See AttentionBackend.plan.
+        """
         ...
 
 
 @runtime_checkable
 class FixedBackend(AttentionBackend, Protocol):
-    """An attention backend that graphs can hold."""
+    """Builds plans that CUDA graphs can capture."""
 
-    fixed_plan_bytes: (
-        int  # of the device that a plan keeps, beside the buffers that it is read from
-    )
+    fixed_plan_bytes: int  # device memory of one plan, without its index buffers
 
     def fixed_plan(
         self, *, num_sequences: int, query_len: int, max_pages: int, causal: bool
     ) -> FixedPlan:
-        """For num_sequences of query_len queries each, and at most max_pages pages each.
+        """Build a plan for num_sequences of query_len queries and at most max_pages pages each.
 
-        What attend does first for a kind of layer it does once, before anything is captured.
-        attend raises NoFixedPlan for what it could only do eagerly.
+        Call attend once per kind of layer before the capture: its first call may allocate.
+        attend raises NoFixedPlan for options that the backend supports only eagerly.
         """
         ...

@@ -1,4 +1,4 @@
-"""The reference in fixed shapes: what graphs are tested with where no kernel runs."""
+"""Implements fixed-shape attention in PyTorch, to test graphs without attention kernels."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kv_pool.attention.backend import AttentionPlan
+from kv_pool.attention.backend import AttentionOptions, AttentionPlan
 from kv_pool.attention.paging import overwrite_rows, page_rows
 from kv_pool.attention.reference import ReferenceAttention
 from kv_pool.attention.transfer import overwrite
 
 
 class FixedReference(ReferenceAttention):
-    """A FixedBackend that gathers as many pages as there can be. Slow; runs anywhere."""
+    """Implements FixedBackend by gathering max_pages pages. Slow; runs on any device."""
 
     fixed_plan_bytes = 0
 
@@ -37,7 +37,7 @@ class FixedReference(ReferenceAttention):
 
 
 class FixedReferencePlan(AttentionPlan):
-    """All is computed from two buffers, lengths and pages, that `update` writes."""
+    """Attends from two buffers, lengths and pages, that `update` writes."""
 
     def __init__(
         self,
@@ -66,11 +66,7 @@ class FixedReferencePlan(AttentionPlan):
         query: Float[Tensor, "T H D"],
         keys: Float[Tensor, "S Hkv D"],
         values: Float[Tensor, "S Hkv Dv"],
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Float[Tensor, "H"] | None = None,
+        options: AttentionOptions,
     ) -> Float[Tensor, "T H Dv"]:
         """See AttentionPlan.attend."""
         num_sequences, max_pages = self._pages.shape
@@ -82,8 +78,8 @@ class FixedReferencePlan(AttentionPlan):
         lens = self._kv_lens.long()[:, None, None]  # (B, 1, 1)
         positions = lens - self._query_len + steps[:, None]  # (B, Q, 1)
         sees = at < lens if not self._causal else at <= positions
-        if window is not None:
-            sees = sees & (at > positions - window)
+        if options.window is not None:
+            sees = sees & (at > positions - options.window)
         group = query.shape[1] // keys.shape[1]
         inside = (at < lens[:, 0])[:, :, None, None]  # (B, S, 1, 1)
         k, v = (
@@ -91,12 +87,12 @@ class FixedReferencePlan(AttentionPlan):
             for x in (keys, values)
         )
         q = query.view(num_sequences, self._query_len, *query.shape[1:]).float()
-        scores = torch.einsum("bqhd,bshd->bhqs", q, k) * scale
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
+        scores = torch.einsum("bqhd,bshd->bhqs", q, k) * options.scale
+        if options.softcap is not None:
+            scores = options.softcap * torch.tanh(scores / options.softcap)
         scores = scores.masked_fill(~sees[:, None], float("-inf"))
-        if sinks is not None:
-            sink = sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+        if options.sinks is not None:
+            sink = options.sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
             scores = torch.cat([scores, sink], dim=-1)
         probs = torch.softmax(scores, dim=-1)[..., : len(at)]
         return torch.einsum("bhqs,bshd->bqhd", probs, v).flatten(0, 1).to(query.dtype)

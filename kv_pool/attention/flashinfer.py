@@ -1,8 +1,8 @@
-"""Attention over pages by FlashInfer's append kernels, where its package is installed.
+"""Implements paged attention with FlashInfer's append kernels, if its package is installed.
 
-A FlashInfer wrapper plans on the host once a step for each kind of layer, and runs once a layer.
-What it cannot do goes to another backend. Names and units are those of FlashInfer 0.6 and 0.7:
-window_left counts the keys before a query's own that it sees, so it is our window minus one.
+A FlashInfer wrapper plans on the host once per step and kind of layer, and runs once per layer.
+Unsupported options go to a fallback backend. Names and units are those of FlashInfer 0.6 and 0.7:
+window_left excludes the query's position, so it is AttentionPlan's window minus one.
 """
 
 import inspect
@@ -17,15 +17,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kv_pool.attention.backend import AttentionBackend, AttentionPlan
+from kv_pool.attention.backend import AttentionBackend, AttentionOptions, AttentionPlan
 from kv_pool.attention.fixed import NoFixedPlan
 from kv_pool.attention.flashinfer_workspace import Workspace, workspace_bytes
 from kv_pool.attention.paging import PageLayout, page_layout
 from kv_pool.attention.transfer import to_device
 
 _LONG = 5.0  # seconds; planning alone takes less than a thousandth of that
-# One kind of kernel for everything: its schedule fits into graphs, whatever the step's lengths, and
-# one that only long prompts use would be compiled while they wait.
+# One kernel for all batches: its schedule fits into graphs for all lengths, and a kernel that only
+# long prompts use would be compiled during a request.
 _BACKEND = "fa2"
 _HEAD_DIMS = (64, 128, 256)
 _DTYPES = (torch.float16, torch.bfloat16)
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @runtime_checkable
 class PagedWrapper(Protocol):
-    """The part of flashinfer.BatchPrefillWithPagedKVCacheWrapper that is used here."""
+    """Declares the used part of flashinfer.BatchPrefillWithPagedKVCacheWrapper."""
 
     def plan(
         self,
@@ -55,7 +55,7 @@ MakeWrapper = Callable[..., PagedWrapper]
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a wrapper is planned for, beside the pages."""
+    """Identifies a kind of layer: everything that a wrapper plans for except the pages."""
 
     num_qo_heads: int
     num_kv_heads: int
@@ -85,10 +85,13 @@ class _Kind:
 
 
 class FlashInferAttention:
-    """See AttentionBackend and FixedBackend. One for each model: plans of two would collide."""
+    """Implements AttentionBackend and FixedBackend. Each model needs its own instance.
+
+    Models with equal layers would overwrite each other's plans.
+    """
 
     name = "flashinfer"
-    fixed_plan_bytes = 8 * 1024 * 1024  # a wrapper's own memory for its schedule
+    fixed_plan_bytes = 8 * 1024 * 1024  # a wrapper's memory for its schedule
 
     def __init__(
         self,
@@ -98,8 +101,8 @@ class FlashInferAttention:
         make_wrapper: MakeWrapper,
         fallback: AttentionBackend,
     ) -> None:
-        """workspace: shared with whatever runs before or after.
-        `fallback` does what the kernels do not: float32, sinks, unusual head widths."""
+        """workspace: may be shared with backends that run before or after.
+        fallback: runs float32, attention sinks and unsupported head widths."""
         self.page_size = page_size
         self._device = workspace.device
         self._make_wrapper = make_wrapper
@@ -143,7 +146,7 @@ class FlashInferAttention:
         )
 
     def planned(self, kind: _Kind, layout: PageLayout) -> PagedWrapper:
-        """The wrapper of a kind of layer, planned for a layout."""
+        """Plan a layout for a kind of layer; return its wrapper."""
         if kind not in self._wrappers:
             memory = self._workspace.at_least(kind.workspace_bytes(self._workspace))
             wrapper = self._make_wrapper(memory, "NHD", backend=_BACKEND)
@@ -153,14 +156,14 @@ class FlashInferAttention:
         return planned.wrapper
 
     def note(self, reason: str) -> None:
-        """Say once why layers go to the fallback."""
+        """Log each reason for the fallback once."""
         if reason not in self._reasons:
             self._reasons.add(reason)
             logger.info("attention by %s instead of flashinfer: %s", self._fallback.name, reason)
 
 
 class FlashInferPlan:
-    """One batch. Each kind of layer is planned when the first such layer asks."""
+    """Attends for one batch. The first layer of each kind plans its wrapper."""
 
     def __init__(
         self,
@@ -182,28 +185,22 @@ class FlashInferPlan:
         query: Float[Tensor, "T H D"],
         keys: Float[Tensor, "S Hkv D"],
         values: Float[Tensor, "S Hkv Dv"],
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Float[Tensor, "H"] | None = None,
+        options: AttentionOptions,
     ) -> Float[Tensor, "T H Dv"]:
         """See AttentionPlan.attend."""
-        reason = _why_not(query, keys, values, sinks)
+        reason = _why_not(query, keys, values, options)
         if reason is not None:
             self._backend.note(reason)
             self._fallback = self._fallback or self._plan_fallback()
-            return self._fallback.attend(
-                query, keys, values, scale=scale, window=window, softcap=softcap, sinks=sinks
-            )
-        kind = _kind(query, keys, self._causal, scale, window, softcap)
+            return self._fallback.attend(query, keys, values, options)
+        kind = _kind(query, keys, self._causal, options)
         if kind not in self._wrappers:
             self._wrappers[kind] = self._backend.planned(kind, self._layout)
         return _run(self._wrappers[kind], query, keys, values, self._backend.page_size)
 
 
 class FlashInferFixedPlan:
-    """Wrappers over buffers that stay where they are; see FixedPlan."""
+    """Implements FixedPlan: wrappers over buffers whose addresses never change."""
 
     def __init__(
         self,
@@ -235,7 +232,7 @@ class FlashInferFixedPlan:
         }
 
     def update(self, *, kv_lens: Sequence[int], page_tables: Sequence[Sequence[int]]) -> None:
-        """See FixedPlan.update: every wrapper plans anew, into the same buffers."""
+        """See FixedPlan.update: every wrapper plans again, into the same buffers."""
         self._layout = page_layout(
             query_lens=self._query_lens,
             kv_lens=kv_lens,
@@ -250,18 +247,14 @@ class FlashInferFixedPlan:
         query: Float[Tensor, "T H D"],
         keys: Float[Tensor, "S Hkv D"],
         values: Float[Tensor, "S Hkv Dv"],
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Float[Tensor, "H"] | None = None,
+        options: AttentionOptions,
     ) -> Float[Tensor, "T H Dv"]:
-        """See AttentionPlan.attend. Raises NoFixedPlan for what FlashInfer does not do."""
-        reason = _why_not(query, keys, values, sinks)
+        """See AttentionPlan.attend. Raises NoFixedPlan for options without a kernel."""
+        reason = _why_not(query, keys, values, options)
         if reason is not None:
-            raise NoFixedPlan(f"flashinfer does not do {reason}")
+            raise NoFixedPlan(f"flashinfer has no kernel for {reason}")
         assert self._layout is not None, "attend before update"
-        kind = _kind(query, keys, self._causal, scale, window, softcap)
+        kind = _kind(query, keys, self._causal, options)
         if kind not in self._wrappers:
             wanted = kind.workspace_bytes(
                 self._workspace, rows=sum(self._query_lens), sequences=len(self._query_lens)
@@ -281,7 +274,7 @@ class FlashInferFixedPlan:
 
 
 class _Planned:
-    """A wrapper, and whether the device has fetched the plan that the host wrote for it."""
+    """Plans a wrapper, after the device has copied the wrapper's previous plan."""
 
     def __init__(
         self,
@@ -291,15 +284,15 @@ class _Planned:
         *,
         query_len: int | None = None,
     ) -> None:
-        """query_len: of every sequence in every plan, where a graph fixes it."""
+        """query_len: of all sequences in all plans, if a graph fixes it."""
         self.wrapper = wrapper
         self._page_size = page_size
         self._device = device
         self._hints: dict[str, Any] = {}
-        # Since 0.7 a promise of equal windows, by which a graph's tiles need not fit any others.
+        # Since 0.7: with equal query lengths, a graph's plan reserves fewer tiles.
         if query_len is not None and _takes(wrapper.plan, "uniform_q_len"):
             self._hints["uniform_q_len"] = query_len
-        # The wrapper copies its plan from one pinned buffer: the host must not run ahead of that.
+        # The wrapper copies its plan from one pinned buffer: wait before overwriting it.
         self._fetched: Any = None
         if device.type == "cuda":
             self._fetched = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -307,7 +300,7 @@ class _Planned:
     def plan(self, kind: _Kind, layout: PageLayout) -> None:
         if self._fetched is not None:
             self._fetched.synchronize()
-        with _telling_of_builds(kind):
+        with _logging_builds(kind):
             self._plan(kind, layout)
         if self._fetched is not None:
             self._fetched.record()
@@ -316,8 +309,8 @@ class _Planned:
         self.wrapper.plan(
             torch.from_numpy(layout.qo_indptr),
             torch.from_numpy(layout.kv_indptr),
-            # On the device already, for from the host the wrapper would copy it and wait; of the
-            # others it needs the numbers on the host.
+            # From the host the wrapper would copy it synchronously; the other arrays it reads on
+            # the host.
             to_device(layout.kv_indices, self._device),
             torch.from_numpy(layout.last_page_lens),
             **kind.arguments(self._page_size),
@@ -326,13 +319,13 @@ class _Planned:
 
 
 def _takes(method: Callable[..., Any], name: str) -> bool:
-    """Whether a method knows a keyword by its name."""
+    """Check whether a method has a parameter of this name."""
     return name in inspect.signature(method).parameters
 
 
 @contextmanager
-def _telling_of_builds(kind: _Kind) -> Iterator[None]:
-    """The first plan of a kind builds its kernels, unless an earlier run left them on the disk."""
+def _logging_builds(kind: _Kind) -> Iterator[None]:
+    """Log a long plan: the first of a kind compiles its kernels unless they are cached on disk."""
     begun = time.perf_counter()
     yield
     seconds = time.perf_counter() - begun
@@ -341,29 +334,22 @@ def _telling_of_builds(kind: _Kind) -> Iterator[None]:
         logger.info("flashinfer built its kernels for %s in %.0f s", what, seconds)
 
 
-def _kind(
-    query: Tensor,
-    keys: Tensor,
-    causal: bool,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> _Kind:
+def _kind(query: Tensor, keys: Tensor, causal: bool, options: AttentionOptions) -> _Kind:
     return _Kind(
         num_qo_heads=query.shape[1],
         num_kv_heads=keys.shape[1],
         head_dim_qk=query.shape[2],
         causal=causal,
-        sm_scale=scale,
-        window_left=-1 if window is None else window - 1,
-        logits_soft_cap=softcap or 0.0,
+        sm_scale=options.scale,
+        window_left=-1 if options.window is None else options.window - 1,
+        logits_soft_cap=options.softcap or 0.0,
         q_data_type=query.dtype,
         kv_data_type=keys.dtype,
     )
 
 
-def _why_not(query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> str | None:
-    if sinks is not None:
+def _why_not(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> str | None:
+    if options.sinks is not None:
         return "attention sinks"
     if query.dtype not in _DTYPES or keys.dtype != query.dtype:
         return f"{query.dtype} over {keys.dtype}"
@@ -380,7 +366,7 @@ def _run(
 
 
 def load_wrapper() -> MakeWrapper:
-    """FlashInfer's own. Raises ImportError where it is not installed."""
+    """Import FlashInfer's wrapper. Raises ImportError if it is not installed."""
     from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
     make: MakeWrapper = BatchPrefillWithPagedKVCacheWrapper

@@ -1,12 +1,12 @@
-"""How much scratch memory FlashInfer's plans need, and where it lies."""
+"""Sizes and allocates the workspace of FlashInfer's plans."""
 
 import torch
 from torch import Tensor
 
 _MIB = 1024 * 1024
-WORKSPACE_BYTES = 384 * _MIB  # to begin with; enough for 128 windows of 8 rows and 32 heads of 128
+WORKSPACE_BYTES = 384 * _MIB  # initially; enough for 128 windows of 8 rows and 32 heads of 128
 _FLOAT32 = 4
-_LARGEST_TILE = 128  # query rows, times heads of one KV head, that FlashInfer takes at once
+_LARGEST_TILE = 128  # query rows, times heads of one KV head, of FlashInfer's largest tile
 _PROGRAMS_PER_MULTIPROCESSOR = 2
 
 
@@ -19,11 +19,10 @@ def workspace_bytes(
     fixed_rows: int = 0,
     fixed_sequences: int = 0,
 ) -> int:
-    """What FlashInfer's plan wants for parts of outputs, at most, when keys are split.
+    """Bound the workspace of a FlashInfer plan: partial outputs when keys are split.
 
-    A plan splits until the device is full, and no further. One for a graph reserves tiles for
-    fixed_rows queries of fixed_sequences sequences in whatever way they are spread, and always
-    keeps parts.
+    A plan splits keys until the device is full. A plan for a graph always keeps partial outputs,
+    and reserves tiles for any distribution of fixed_rows queries over fixed_sequences sequences.
     """
     group = num_qo_heads // num_kv_heads
     full = _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors // num_kv_heads
@@ -33,9 +32,9 @@ def workspace_bytes(
 
 
 class Workspace:
-    """Scratch memory that plans share, for they run one after another. It grows when asked.
+    """Provides scratch memory that all plans share: they run one after another.
 
-    Whoever has an earlier and smaller piece keeps it: graphs know it by its address.
+    When it grows, earlier plans keep their smaller memory: graphs contain its address.
     """
 
     def __init__(self, device: torch.device, *, num_bytes: int = WORKSPACE_BYTES) -> None:
@@ -50,6 +49,7 @@ class Workspace:
         return count
 
     def at_least(self, num_bytes: int) -> Tensor:
+        """Return the workspace, grown to num_bytes if needed."""
         if self._memory.numel() < num_bytes:
             self._memory = self._memory.new_empty(-(-num_bytes // _MIB) * _MIB)
         return self._memory

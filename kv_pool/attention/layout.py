@@ -1,16 +1,16 @@
-"""Which slots a padded group of sequences reads, and which of them it may see. Host only.
+"""Builds slot indices and masks for groups of sequences of equal query_len. Host only.
 
-Sequences of equal query_len form a group: their queries need no padding, only their keys do.
+Within a group only the keys need padding, not the queries.
 
     group of B = 2 sequences, query_len 2, kv_lens 5 and 3, page_size 2, page tables [7 2 5], [0 3]
 
     slots    14 15  4  5 10      visible, causal     1 1 1 1 .      not causal    1 1 1 1 1
               0  1  6  0  0         (sequence 0)     1 1 1 1 1                    1 1 1 1 1
                       ^  ^          (sequence 1)     1 1 . . .                    1 1 1 . .
-              padding: own first                     1 1 1 . .                    1 1 1 . .
-              slot, hidden
+              padding: the sequence's                1 1 1 . .                    1 1 1 . .
+              first slot, masked
 
-A window cuts the slots too: what no query of a sequence can see is not even gathered.
+A window cuts the slots too: keys that no query of a sequence attends to are not gathered.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from jaxtyping import Bool, Int64
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """Sequences of equal query_len, as integers."""
+    """Describes sequences of equal query_len: their query rows and their slots."""
 
     query_len: int
     rows: Int64[np.ndarray, "R"]  # B * query_len packed query rows, sequence after sequence
@@ -36,7 +36,7 @@ def group_by_query_len(
     page_tables: Sequence[Sequence[int]],
     page_size: int,
 ) -> list[GroupLayout]:
-    """Split a batch into groups, in order of first appearance."""
+    """Group a batch by query_len, in order of first appearance."""
     assert len(query_lens) == len(kv_lens) == len(page_tables), (
         f"{len(query_lens)} query_lens, {len(kv_lens)} kv_lens, {len(page_tables)} page tables"
     )
@@ -56,7 +56,7 @@ def group_by_query_len(
 
 
 def cut_to_window(group: GroupLayout, window: int | None) -> GroupLayout:
-    """Drop the slots before the first query's window. Masks know distances only, so hold still."""
+    """Drop the slots before the first query's window. Masks depend on distances, so stay valid."""
     if window is None:
         return group
     kept = group.query_len + window - 1
@@ -64,7 +64,7 @@ def cut_to_window(group: GroupLayout, window: int | None) -> GroupLayout:
 
 
 def padded_slots(group: GroupLayout) -> Int64[np.ndarray, "B S"]:
-    """Slots to gather; each sequence is padded with its own first slot, which is true."""
+    """Pad the slots of each sequence with its first slot, whose KV is computed."""
     longest = max(slots.size for slots in group.slots)
     padded = np.empty((len(group.slots), longest), dtype=np.int64)
     for row, slots in zip(padded, group.slots, strict=True):
@@ -76,7 +76,7 @@ def padded_slots(group: GroupLayout) -> Int64[np.ndarray, "B S"]:
 def visible(
     group: GroupLayout, *, causal: bool, window: int | None
 ) -> Bool[np.ndarray, "B Q S"] | None:
-    """Which gathered key each query sees; None when nothing is hidden."""
+    """Build the mask of gathered keys that each query attends to; None if all are."""
     lens = np.array([slots.size for slots in group.slots])[:, None, None]  # (B, 1, 1)
     keys = np.arange(lens.max())  # (S,)
     queries = lens - group.query_len + np.arange(group.query_len)[:, None]  # (B, Q, 1) positions
@@ -90,7 +90,7 @@ def visible(
 def sequence_slots(
     page_table: Sequence[int], kv_len: int, page_size: int
 ) -> Int64[np.ndarray, "_"]:
-    """Slots of a sequence's first kv_len tokens; what the table holds beyond is not read."""
+    """Return the slots of a sequence's first kv_len tokens; later table entries are not read."""
     num_pages = -(-kv_len // page_size)
     assert len(page_table) >= num_pages, f"{len(page_table)} pages for {kv_len} keys"
     pages = np.asarray(page_table[:num_pages], dtype=np.int64)

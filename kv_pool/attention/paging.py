@@ -1,4 +1,4 @@
-"""Which pages a batch reads, as the arrays that page-aware kernels take.
+"""Builds the page index arrays that paged attention kernels read (FlashInfer, Triton).
 
     two sequences, query_lens 2 and 3, kv_lens 5 and 4, page_size 2, page tables [7 2 5 9], [0 3]
 
@@ -7,7 +7,7 @@
     kv_indices      7  2  5 | 0  3
     last_page_lens        1      2  tokens in its last page, from 1 to page_size
 
-What a page table holds beyond a sequence's kv_len is not even read: page 9 above.
+Page table entries past a sequence's kv_len are not read: page 9 above.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from kv_pool.attention.transfer import overwrite
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """FlashInfer's description of a batch of B sequences over P pages in all."""
+    """Describes a batch of B sequences over P pages in total, in FlashInfer's terms."""
 
     last_page_lens: Int32[np.ndarray, "B"]
     qo_indptr: Int32[np.ndarray, "B+1"]
@@ -37,7 +37,7 @@ def page_layout(
     page_tables: Sequence[Sequence[int]],
     page_size: int,
 ) -> PageLayout:
-    """kv_lens count the queries' own tokens, which stand at the end of each sequence."""
+    """Build the page layout of a batch. kv_lens include the queries' tokens, which come last."""
     assert len(query_lens) == len(kv_lens) == len(page_tables), (
         f"{len(query_lens)} query_lens, {len(kv_lens)} kv_lens, {len(page_tables)} page tables"
     )
@@ -66,9 +66,9 @@ def page_rows(
     page_tables: Sequence[Sequence[int]],
     page_size: int,
 ) -> Int32[np.ndarray, "B P"]:
-    """The same pages as a rectangle, as wide as the longest sequence has pages.
+    """Build a rectangular page table, as wide as the longest sequence's.
 
-    Columns past a sequence's own pages are 0 and never read.
+    Columns past a sequence's pages are 0 and never read.
     """
     counts = [_num_pages(kv_len, page_size) for kv_len in kv_lens]
     rows = np.zeros((len(kv_lens), max(counts)), dtype=np.int32)
@@ -79,7 +79,7 @@ def page_rows(
 
 
 def overwrite_rows(buffer: Tensor, rows: Int32[np.ndarray, "B P"]) -> None:
-    """Put such a rectangle into the first columns of `buffer`; what lies beyond is never read."""
+    """Copy page_rows to the first columns of `buffer`; kernels do not read later columns."""
     assert rows.shape[1] <= buffer.shape[1], f"{rows.shape[1]} pages, {buffer.shape[1]} wide"
     overwrite(buffer[:, : rows.shape[1]], rows)
 

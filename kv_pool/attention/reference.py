@@ -1,4 +1,4 @@
-"""Attention anywhere: gather the pages, then scaled_dot_product_attention."""
+"""Implements attention in PyTorch: gathers the pages, then scaled_dot_product_attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from kv_pool.attention.backend import AttentionOptions
 from kv_pool.attention.layout import (
     GroupLayout,
     cut_to_window,
@@ -18,13 +19,13 @@ from kv_pool.attention.layout import (
 )
 from kv_pool.attention.transfer import to_device
 
-# Up to here the query heads of one KV head are laid side by side as more query rows: several
-# times faster for a few rows. Beyond, the mask would have to be repeated for nothing.
+# Up to this length, query heads of one KV head become extra query rows: several times faster
+# for a few rows. For longer queries, repeating the mask costs more than that saves.
 _MAX_FOLDED_QUERY_LEN = 32
 
 
 class ReferenceAttention:
-    """The backend that all others are compared with; see AttentionBackend for the contract."""
+    """Implements AttentionBackend on any device. Other backends are checked against it."""
 
     name = "reference"
 
@@ -40,7 +41,7 @@ class ReferenceAttention:
         page_tables: Sequence[Sequence[int]],
         causal: bool,
     ) -> "ReferencePlan":
-        """Build the batch's index tensors: each of them crosses to the device once."""
+        """Build the batch's index tensors; each is copied to the device once."""
         groups = group_by_query_len(
             query_lens=query_lens,
             kv_lens=kv_lens,
@@ -51,7 +52,7 @@ class ReferenceAttention:
 
 
 class ReferencePlan:
-    """A batch as groups of equal query_len: one gather and one softmax per group and layer."""
+    """Attends per group of equal query_len: one gather and one softmax per group and layer."""
 
     def __init__(
         self, *, groups: Sequence[GroupLayout], causal: bool, device: torch.device
@@ -67,21 +68,18 @@ class ReferencePlan:
         query: Float[Tensor, "T H D"],
         keys: Float[Tensor, "S Hkv D"],
         values: Float[Tensor, "S Hkv Dv"],
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Float[Tensor, "H"] | None = None,
+        options: AttentionOptions,
     ) -> Float[Tensor, "T H Dv"]:
         """See AttentionPlan.attend."""
+        window = options.window
         if window not in self._groups:
             self._groups[window] = self._cut_groups(window)
         groups = self._groups[window]
         if len(groups) == 1:
-            return groups[0].attend(query, keys, values, scale, softcap, sinks)
+            return groups[0].attend(query, keys, values, options)
         result = query.new_empty(*query.shape[:2], values.shape[2])
         for rows, group in zip(self._rows, groups, strict=True):
-            result[rows] = group.attend(query[rows], keys, values, scale, softcap, sinks)
+            result[rows] = group.attend(query[rows], keys, values, options)
         return result
 
     def _cut_groups(self, window: int | None) -> list["_Group"]:
@@ -92,22 +90,20 @@ class ReferencePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """B sequences of Q queries each, over S gathered keys."""
+    """Attends for B sequences of Q queries each, over S gathered keys."""
 
     query_len: int
     slots: Int[Tensor, "BS"]  # flat [B, S]
     num_sequences: int
-    seen: Bool[Tensor, "B Q S"] | None  # None: every query sees every key
-    biases: dict[tuple[torch.dtype, int], Float[Tensor, "B 1 R S"]]  # made of `seen` when asked
+    seen: Bool[Tensor, "B Q S"] | None  # None: every query attends to every key
+    biases: dict[tuple[torch.dtype, int], Float[Tensor, "B 1 R S"]]  # of `seen`, when first needed
 
     def attend(
         self,
         query: Float[Tensor, "R H D"],
         keys: Float[Tensor, "S Hkv D"],
         values: Float[Tensor, "S Hkv Dv"],
-        scale: float,
-        softcap: float | None,
-        sinks: Float[Tensor, "H"] | None,
+        options: AttentionOptions,
     ) -> Float[Tensor, "R H Dv"]:
         num_heads = query.shape[1]
         fold = num_heads // keys.shape[1] if self.query_len <= _MAX_FOLDED_QUERY_LEN else 1
@@ -115,12 +111,13 @@ class _Group:
         k = self._gather(keys).to(query.dtype)  # (B, Hkv, S, D)
         v = self._gather(values).to(query.dtype)
         bias = self._bias(query.dtype, fold)
-        if softcap is None and sinks is None:
+        if options.softcap is None and options.sinks is None:
+            is_grouped = q.shape[1] != k.shape[1]
             out = scaled_dot_product_attention(
-                q, k, v, attn_mask=bias, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+                q, k, v, attn_mask=bias, scale=options.scale, enable_gqa=is_grouped
             )
         else:
-            out = _explicit_attention(q, k, v, bias, scale, softcap, sinks)
+            out = _explicit_attention(q, k, v, bias, options)
         return self._unfold(out, fold).reshape(query.shape[0], num_heads, -1)
 
     def _fold(self, query: Tensor, fold: int) -> Tensor:
@@ -160,7 +157,7 @@ def _build_group(
 
 
 def _row_index(rows: np.ndarray, device: torch.device) -> slice | Tensor:
-    """A slice when the rows stand together, for then nothing needs to be gathered."""
+    """Return a slice if the rows are contiguous: slicing needs no gather."""
     first, last = int(rows[0]), int(rows[-1])
     if last - first + 1 == rows.size:
         return slice(first, last + 1)
@@ -172,22 +169,20 @@ def _explicit_attention(
     k: Float[Tensor, "B Hkv S D"],
     v: Float[Tensor, "B Hkv S Dv"],
     bias: Float[Tensor, "B 1 R S"] | None,
-    scale: float,
-    softcap: float | None,
-    sinks: Float[Tensor, "H"] | None,
+    options: AttentionOptions,
 ) -> Float[Tensor, "B Hq R Dv"]:
-    """Softmax written out in float32, for what the library's attention does not know."""
+    """Compute attention explicitly in float32, with softcap and sinks."""
     expand = q.shape[1] // k.shape[1]
     k, v = (x.float().repeat_interleave(expand, dim=1) for x in (k, v))
-    scores = q.float() @ k.transpose(2, 3) * scale  # (B, Hq, R, S)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores = q.float() @ k.transpose(2, 3) * options.scale  # (B, Hq, R, S)
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
     if bias is not None:
         scores = scores + bias
-    if sinks is not None:
-        # Folded rows are head after head, so that a head's sink belongs to R / fold rows.
-        fold = sinks.shape[0] // q.shape[1]
-        sink = sinks.float().view(-1, fold).repeat_interleave(q.shape[2] // fold, dim=1)
+    if options.sinks is not None:
+        # Folded rows are ordered by head: a head's sink applies to R / fold rows.
+        fold = options.sinks.shape[0] // q.shape[1]
+        sink = options.sinks.float().view(-1, fold).repeat_interleave(q.shape[2] // fold, dim=1)
         sink = sink[None, :, :, None].expand(q.shape[0], -1, -1, -1)  # (B, Hq, R, 1)
         scores = torch.cat([scores, sink], dim=-1)
     probs = torch.softmax(scores, dim=-1)[..., : k.shape[2]]

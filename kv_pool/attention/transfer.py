@@ -1,4 +1,4 @@
-"""Host numbers on their way to a device, without waiting for it."""
+"""Copies host arrays to a device without waiting for it."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """The array as a tensor. From pinned memory the copy to a GPU waits for nothing."""
+    """Copy the array to the device; through pinned memory, so asynchronously, to a GPU."""
     return _from_host(array, device).to(device, non_blocking=True)
 
 
 def overwrite(buffer: Tensor, array: Int32[np.ndarray, "*N"]) -> None:
-    """Put the array where `buffer` is; a captured graph reads the same memory again."""
+    """Copy the array into `buffer`, whose address captured graphs keep reading."""
     buffer.copy_(_from_host(array, buffer.device), non_blocking=True)
 
 

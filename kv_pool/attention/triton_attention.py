@@ -1,4 +1,4 @@
-"""Attention over pages by kernels of our own: CUDA without further packages, and fit for graphs."""
+"""Implements paged attention with the project's Triton kernels, eagerly and in CUDA graphs."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kv_pool.attention.backend import AttentionOptions
 from kv_pool.attention.paging import overwrite_rows, page_rows
 from kv_pool.attention.transfer import overwrite, to_device
 from kv_pool.attention.triton_kernels import Tiles, launch
@@ -15,7 +16,7 @@ _TILE_ROWS = 64  # query rows times heads of one KV head that a program holds at
 
 
 class TritonAttention:
-    """See AttentionBackend and FixedBackend. Does all of the signature."""
+    """Implements AttentionBackend and FixedBackend, with all options."""
 
     name = "triton"
     fixed_plan_bytes = 0
@@ -57,11 +58,11 @@ class TritonAttention:
 
 
 class TritonPlan:
-    """Page tables as a rectangle on the device, and how the queries are cut into tiles.
+    """Holds page tables as a rectangle on the device, and the queries' tiles.
 
-    tile    (sequence, first of its queries): one program per tile, KV head and split
-    split   one of a few equal parts of the keys that a tile sees, so that few sequences
-            with long contexts keep a whole device busy; the parts are put together after
+    tile    (sequence, first query): one program per tile, KV head and split
+    split   one of a few equal parts of a tile's keys: few sequences with long contexts then
+            occupy the whole device; a second kernel combines the parts
     """
 
     def __init__(
@@ -100,11 +101,7 @@ class TritonPlan:
         query: Float[Tensor, "T H D"],
         keys: Float[Tensor, "S Hkv D"],
         values: Float[Tensor, "S Hkv Dv"],
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Float[Tensor, "H"] | None = None,
+        options: AttentionOptions,
     ) -> Float[Tensor, "T H Dv"]:
         """See AttentionPlan.attend."""
         group = query.shape[1] // keys.shape[1]
@@ -121,10 +118,7 @@ class TritonPlan:
             page_size=self._page_size,
             max_kv_len=self._max_kv_len,
             causal=self._causal,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
+            options=options,
         )
 
     def _cut(self, group: int) -> Tiles:

@@ -1,7 +1,7 @@
-"""The kernels of TritonAttention: online softmax over gathered pages, then the sum of the splits.
+"""Triton kernels of TritonAttention: online softmax over pages, then combining the splits.
 
-Method: tiled attention with a running maximum (Dao et al. 2022), the keys of a tile split over
-programs where there are few tiles, as FlashDecoding does. Scores and sums are float32.
+Method: tiled attention with a running maximum (FlashAttention, Dao et al. 2022). If there are few
+tiles, their keys are split over programs (FlashDecoding). Scores and sums are float32.
 """
 
 from dataclasses import dataclass
@@ -12,15 +12,17 @@ import triton.language as tl
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-_KEYS = 64  # keys of one turn of the loop
+from kv_pool.attention.backend import AttentionOptions
+
+_KEYS = 64  # keys of one loop iteration
 _MAX_SPLITS = 16
 _ENOUGH_PROGRAMS = 264  # two for each multiprocessor of an H200
-_MIN_SPLIT = 256  # keys; shorter parts cost more to put together than they gain
+_MIN_SPLIT = 256  # keys; shorter splits cost more to combine than they gain
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How queries are cut up. A tile's rows are its queries times the heads of one KV head."""
+    """Describes the tiles. A tile's rows are its queries times the heads of one KV head."""
 
     table: Int32[Tensor, "2 N"]  # sequence; first query within the sequence
     queries: int  # of one tile
@@ -39,12 +41,10 @@ def launch(
     page_size: int,
     max_kv_len: int,
     causal: bool,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Float[Tensor, "H"] | None,
+    options: AttentionOptions,
 ) -> Float[Tensor, "T H Dv"]:
-    """See AttentionPlan.attend; starts[b] is sequence b's first query row."""
+    """Run the kernels; see AttentionPlan.attend. starts[b] is sequence b's first query row."""
+    window, softcap, sinks = options.window, options.softcap, options.sinks
     num_queries, num_heads, key_dim = query.shape
     num_kv_heads, value_dim = values.shape[1:]
     num_tiles = tiles.table.shape[1]
@@ -52,7 +52,7 @@ def launch(
     is_whole = splits == 1 and sinks is None
     query = query if query.stride(2) == 1 else query.contiguous()
     out = query.new_empty(num_queries, num_heads, value_dim)
-    # Without splits nothing is kept of a part, and `out` stands where parts would.
+    # Without splits there are no partial results, and `out` takes their place.
     parts = out if is_whole else _floats(query, splits, num_queries, num_heads, value_dim)
     sums = out if is_whole else _floats(query, splits, num_queries, num_heads)
     _attend[(num_tiles, num_kv_heads, splits)](
@@ -70,7 +70,7 @@ def launch(
         num_queries,
         num_tiles,
         pages.shape[1],
-        scale,
+        options.scale,
         softcap if softcap is not None else 1.0,
         window if window is not None else 0,
         splits,
@@ -112,7 +112,7 @@ def launch(
 
 
 def num_splits(num_programs: int, max_kv_len: int, window: int | None) -> int:
-    """Parts to cut the keys into, so that a device has enough to do and a part is worth it."""
+    """Count the splits of a tile's keys: enough to occupy the device, none below _MIN_SPLIT."""
     longest = max_kv_len if window is None else min(max_kv_len, window)
     return max(1, min(_ENOUGH_PROGRAMS // num_programs, longest // _MIN_SPLIT, _MAX_SPLITS))
 
@@ -121,8 +121,8 @@ def _floats(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
-# What differs from step to step must not make a kernel of its own: compiling one takes seconds, and
-# would take them from whoever is waiting.
+# Arguments that differ from step to step must not specialize the kernel: a compilation would stall
+# requests for seconds.
 @triton.jit(do_not_specialize=["num_queries", "num_tiles", "max_pages", "window", "splits"])  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
     query,
@@ -186,16 +186,16 @@ def _attend(  # type: ignore[no-untyped-def]
     if WIDE:
         q = q.to(tl.float32)
 
-    # Keys that any row of the tile sees, and this program's part of them.
+    # Keys that any row of the tile attends to, and this program's part of them.
     lo = 0
     hi = kv_len
     if CAUSAL:
         hi = tl.minimum(kv_len, kv_len - query_len + first + QUERIES)
     if HAS_WINDOW:
         lo = tl.maximum(0, kv_len - query_len + first - window + 1)
-    share = (hi - lo + splits - 1) // splits
-    lo = lo + split * share
-    hi = tl.minimum(hi, lo + share)
+    length = (hi - lo + splits - 1) // splits
+    lo = lo + split * length
+    hi = tl.minimum(hi, lo + length)
 
     dim_v = tl.arange(0, BLOCK_DV)
     largest = tl.full([ROWS], float("-inf"), tl.float32)
@@ -221,7 +221,7 @@ def _attend(  # type: ignore[no-untyped-def]
             sees = sees & (key[None, :] > position[:, None] - window)
         scores = tl.where(sees, scores, float("-inf"))
         now = tl.maximum(largest, tl.max(scores, axis=1))
-        safe = tl.where(now == float("-inf"), 0.0, now)  # a row that has seen nothing yet
+        safe = tl.where(now == float("-inf"), 0.0, now)  # rows without any key so far
         shrink = tl.exp(largest - safe)
         probs = tl.exp(scores - safe[:, None])
         v = tl.load(
@@ -265,7 +265,7 @@ def _combine(  # type: ignore[no-untyped-def]
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Weigh each part by the sum of its exponentials; a sink is one more that has no value."""
+    """Weight each split by its sum of exponentials; a sink adds one term without a value."""
     row = tl.program_id(0).to(tl.int64) * H + tl.program_id(1)
     split = tl.arange(0, BLOCK_SPLITS)
     dim = tl.arange(0, BLOCK_DV)
@@ -275,8 +275,8 @@ def _combine(  # type: ignore[no-untyped-def]
     if HAS_SINKS:
         sink = tl.load(sinks + tl.program_id(1)).to(tl.float32)
         largest = tl.maximum(largest, sink)
-    share = tl.exp(weight - largest)
-    total = tl.sum(share, axis=0)
+    factor = tl.exp(weight - largest)
+    total = tl.sum(factor, axis=0)
     if HAS_SINKS:
         total = total + tl.exp(sink - largest)
     part = tl.load(
@@ -284,5 +284,5 @@ def _combine(  # type: ignore[no-untyped-def]
         mask=(split < splits)[:, None] & (dim < DV)[None, :],
         other=0.0,
     )
-    result = tl.sum(part * share[:, None], axis=0) / total
+    result = tl.sum(part * factor[:, None], axis=0) / total
     tl.store(out + row * DV + dim, result.to(out.dtype.element_ty), mask=dim < DV)

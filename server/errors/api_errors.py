@@ -1,9 +1,9 @@
-"""Every failure as a status code and one body shape; Anthropic's routes have that API's own.
+"""Maps every failure to a status code and an error body, in OpenAI's or Anthropic's shape.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
     {"type": "error", "error": {"type": ..., "message": ...}}
 
-The table below is the one place that gives an engine's error its status.
+_ENGINE_ERRORS maps the engine's errors to their status.
 """
 
 import logging
@@ -27,11 +27,11 @@ from server.errors.validation_errors import describe
 
 logger = logging.getLogger(__name__)
 
-CLIENT_CLOSED = 499  # never delivered; for the log and the counters
+CLIENT_CLOSED = 499  # never sent; for logs and metrics
 
 _RETRY_AFTER_S = 1
 
-# Looked up from the first row down, so a subclass goes above its base.
+# The first match counts: a subclass goes before its base.
 _ENGINE_ERRORS: tuple[tuple[type[EngineError], int, str], ...] = (
     (RequestRejected, 400, "rejected"),
     (EngineBusy, 429, "queue_full"),
@@ -91,14 +91,14 @@ class Failure:
 
     @property
     def anthropic_body(self) -> dict[str, object]:
-        """The shape of Anthropic's API, which has no place for param and code."""
+        """The error body of Anthropic's API, which has no param and no code."""
         kind = _ANTHROPIC_TYPES.get(self.status)
         if kind is None:
             kind = "invalid_request_error" if self.status < 500 else "api_error"
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
     def response(self, path: str, headers: Mapping[str, str] | None = None) -> Response:
-        """In the shape of the API that the path belongs to."""
+        """Return the response in the shape of the path's API."""
         headers = dict(headers or {})
         if self.status in (429, 503):
             headers.setdefault("retry-after", str(_RETRY_AFTER_S))
@@ -109,7 +109,7 @@ class Failure:
 
 
 class ApiError(Exception):
-    """A request that the server itself refuses."""
+    """A request that the server refuses."""
 
     def __init__(
         self,
@@ -123,12 +123,12 @@ class ApiError(Exception):
         self.failure = Failure(status, message, param, code)
 
 
-class ClientGone(Exception):
-    """The client closed the connection before its answer was ready."""
+class ClientDisconnected(Exception):
+    """The client closed the connection before the response was ready."""
 
 
 def failure_of(error: Exception) -> Failure:
-    """What a client is told about `error`. Of an unforeseen one it learns nothing but that."""
+    """Return the failure to send for an error; an unexpected one reveals no details."""
     if isinstance(error, ApiError):
         return error.failure
     if isinstance(error, EngineError):
@@ -142,11 +142,11 @@ def failure_of(error: Exception) -> Failure:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Give every foreseen way to fail the one shape; middleware.Crashes has the rest."""
+    """Install handlers of expected errors; middleware.InternalErrors handles the others."""
     for kind in (ApiError, EngineError, RequestValidationError):
-        app.add_exception_handler(kind, _known)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(ClientGone, _gone)
+        app.add_exception_handler(kind, _on_expected)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(ClientDisconnected, _on_disconnect)
 
 
 def _engine_failure(error: EngineError) -> Failure:
@@ -158,24 +158,22 @@ def _engine_failure(error: EngineError) -> Failure:
 def _http_failure(error: HTTPException) -> Failure:
     if error.status_code == 413:
         return Failure(413, error.detail, code="body_too_large")
-    if error.status_code == 400:  # what the web framework says of bytes that are no JSON at all
+    if error.status_code == 400:  # raised by FastAPI for bytes that are not JSON
         return Failure(400, "the body cannot be read as JSON", code="invalid_json")
     return Failure(error.status_code, error.detail)
 
 
-async def _known(request: Request, error: Exception) -> Response:
+async def _on_expected(request: Request, error: Exception) -> Response:
     return failure_of(error).response(request.url.path)
 
 
-async def _http(request: Request, error: Exception) -> Response:
-    """No such route, no such method, no JSON: say which, and what is accepted."""
+async def _on_http(request: Request, error: Exception) -> Response:
+    """Explain an unknown route, an unsupported method or a body that is not JSON."""
     assert isinstance(error, HTTPException), error
     failure = failure_of(error)
     encoding = request.headers.get("content-encoding")
     if failure.status == 400 and encoding is not None:
-        message = (
-            f"{failure.message}: it came with 'content-encoding: {encoding}'; send it as it is"
-        )
+        message = f"{failure.message}: found 'content-encoding: {encoding}'; send it uncompressed"
         failure = replace(failure, message=message)
     elif failure.status == 404:
         failure = Failure(404, f"no route {request.url.path}", code="unknown_route")
@@ -183,11 +181,11 @@ async def _http(request: Request, error: Exception) -> Response:
         accepted = (error.headers or {}).get("Allow", "another method")
         failure = Failure(
             405,
-            f"{request.url.path} does not take {request.method}; accepted: {accepted}",
+            f"{request.url.path} does not support {request.method}; accepted: {accepted}",
             code="method_not_allowed",
         )
     return failure.response(request.url.path, error.headers)
 
 
-async def _gone(request: Request, error: Exception) -> Response:
+async def _on_disconnect(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED)

@@ -1,4 +1,4 @@
-"""Pydantic's complaints about a request body, told in one sentence a client can act on."""
+"""Turns pydantic's validation errors into one message with field, found and accepted."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-_MOST_COMPLAINTS = 3
-_LONGEST_QUOTE = 60  # characters of the offending value that are repeated
+_MAX_ERRORS = 3
+_MAX_QUOTE_CHARS = 60  # of the offending value
 
-# What is accepted, in our words where pydantic's are its own.
+# pydantic's error type -> what is accepted.
 _ACCEPTED: Mapping[str, str] = {
     "bool_type": "must be true or false",
     "float_type": "must be a number",
@@ -30,29 +30,29 @@ _ACCEPTED: Mapping[str, str] = {
 
 
 def field_error(kind: str, field: str, message: str) -> PydanticCustomError:
-    """An error about a field of the object that is being checked, to be raised from there."""
+    """Return an error about a field of the validated object, for a validator to raise."""
     return PydanticCustomError(kind, "{message}", {"field": field, "message": message})
 
 
 def describe(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None, str]:
-    """(message, param, code) for the validation errors of one body.
+    """Return (message, param, code) for the validation errors of one body.
 
-    The message names each field at fault, what is accepted and what was found; param and code
-    are those of the first.
+    The message names each field at fault, what is accepted and what was found. param and code
+    belong to the first error.
     """
     first = errors[0]
-    shown = [_sentence(error) for error in errors[:_MOST_COMPLAINTS]]
-    if len(errors) > _MOST_COMPLAINTS:
-        shown.append(f"and {len(errors) - _MOST_COMPLAINTS} more")
+    shown = [_sentence(error) for error in errors[:_MAX_ERRORS]]
+    if len(errors) > _MAX_ERRORS:
+        shown.append(f"and {len(errors) - _MAX_ERRORS} more")
     return "; ".join(shown), _param(first), _code(first)
 
 
 def quote(value: object) -> str:
-    """A value as the client wrote it, cut where it gets long."""
+    """Return a value as JSON, truncated to _MAX_QUOTE_CHARS."""
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     text = json.dumps(value)
-    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."
+    return text if len(text) <= _MAX_QUOTE_CHARS else f"{text[:_MAX_QUOTE_CHARS]}..."
 
 
 def _sentence(error: Mapping[str, Any]) -> str:
@@ -81,7 +81,7 @@ def _sentence(error: Mapping[str, Any]) -> str:
 
 
 def _short(value: object) -> object:
-    """A bound as one would write it: 1.0 is 1, and a large integer keeps its digits."""
+    """Return a bound without a redundant fraction: 1.0 becomes 1."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -95,7 +95,7 @@ def _code(error: Mapping[str, Any]) -> str:
 
 
 def _param(error: Mapping[str, Any]) -> str | None:
-    """The field's dotted path. Parts like '<many>' are branches of a union, not names."""
+    """Return the field's dotted path. Parts like '<many>' are union branches, not names."""
     if error["type"] == "json_invalid":
         return None
     parts = [str(part) for part in error["loc"][1:] if not str(part).startswith("<")]

@@ -1,10 +1,10 @@
-"""Tokenizes a chat and prepares the parser of its answer; all chat APIs share it."""
+"""Tokenizes chats and selects the parser of their output, for all chat APIs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.generation.input_processor import Field, InputProcessor, TokenizedRequest
+from server.generation.input_processor import FieldNames, InputProcessor, TokenizedRequest
 from server.parsers.chat_parser import ChatParser
 from server.parsers.message_parts import NewParser
 from server.protocol.common import Message, SamplingFields
@@ -15,14 +15,14 @@ from server.text.tokenizer import ChatExtras
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One chat as token ids, and what makes the parsers of its answers."""
+    """A tokenized chat, and a factory of parsers for its choices."""
 
     tokenized: TokenizedRequest
     new_parser: NewParser
 
 
 class ChatProcessor:
-    """Turns chats into requests with grammars for their tools, and parsers for their answers."""
+    """Turns chats into requests with grammars and output parsers."""
 
     def __init__(self, *, input_processor: InputProcessor, parser: ChatParser) -> None:
         self._input_processor = input_processor
@@ -31,7 +31,9 @@ class ChatProcessor:
     async def count_tokens(self, messages: Sequence[Message], extras: ChatExtras) -> int:
         """Count the prompt's tokens. Raises ApiError."""
         self._check_tools(extras)
-        ids = await self._input_processor.encode(messages, field=Field("messages"), extras=extras)
+        ids = await self._input_processor.encode(
+            messages, field=FieldNames("messages"), extras=extras
+        )
         return len(ids)
 
     async def tokenize(
@@ -45,24 +47,24 @@ class ChatProcessor:
         sampling_prefix: str = "",
         logprobs: LogprobOptions | None = None,
     ) -> ChatRequest:
-        """Tokenize one chat. Raises ApiError for what this model cannot serve.
+        """Tokenize one chat. Raises ApiError for fields that this model does not support.
 
-        sampling_prefix is what a client writes before the names of the sampling fields.
+        sampling_prefix: path of the object with the sampling fields.
         """
         self._check_tools(extras)
-        tokenized = await self._input_processor.ask(
+        tokenized = await self._input_processor.process(
             messages,
             fields,
             names=names,
-            field=Field("messages", sampling_prefix),
+            field=FieldNames("messages", sampling_prefix),
             extras=extras,
             kept_ids=self._parser.kept_ids(has_tools=bool(extras.tools)),
             logprobs=logprobs,
         )
-        frame = self._parser.frame(
+        grammar = self._parser.output_grammar(
             fields.grammar_spec(sampling_prefix), tool_choice, prompt_ids=tokenized.prompt_ids
         )
-        tokenized = await self._input_processor.keeping_to(tokenized, frame)
+        tokenized = await self._input_processor.with_grammar(tokenized, grammar)
         new_parser = self._parser.new_parser(
             tools=[_name_of(tool) for tool in extras.tools], prompt_ids=tokenized.prompt_ids
         )

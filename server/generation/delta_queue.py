@@ -1,4 +1,4 @@
-"""What several answers have gained, in one line for whoever tells of it, and their silence."""
+"""Queues deltas of several completions for one reader; signals keep-alive."""
 
 import asyncio
 from dataclasses import dataclass
@@ -8,45 +8,45 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
-    """Nothing has happened for as long as the caller wanted to know."""
+class KeepAlive:
+    """No item has arrived for keepalive_s seconds."""
 
 
 class DeltaQueue(Generic[T]):
-    """A line for one reader, who takes all that is there at once.
+    """A queue whose one reader takes all items at once.
 
-    A reader that has waited for silence_s seconds gets a Silence. One timer watches over all of
-    it: to set one for each item would cost as much as the item.
+    A reader that has waited for keepalive_s seconds gets a KeepAlive. One timer serves the whole
+    queue, because a timer per item would cost as much as the item.
     """
 
-    def __init__(self, *, silence_s: float | None) -> None:
-        """silence_s: None is never. To be closed."""
+    def __init__(self, *, keepalive_s: float | None) -> None:
+        """keepalive_s: None sends no KeepAlive. The caller closes the queue."""
         self._loop = asyncio.get_running_loop()
         self._items: list[T] = []
-        self._error: Exception | None = None  # comes behind the items
-        self._silence_s = silence_s
-        self._reader: asyncio.Future[bool] | None = None  # waits; true: there is something
-        self._waits_since = 0.0  # of the loop's clock
+        self._error: Exception | None = None  # raised after the items
+        self._keepalive_s = keepalive_s
+        self._waiter: asyncio.Future[bool] | None = None  # result: whether there is an item
+        self._waiting_since = 0.0  # time of the event loop
         self._timer: asyncio.TimerHandle | None = None
-        if silence_s is not None:
-            self._timer = self._loop.call_later(silence_s, self._look, silence_s)
+        if keepalive_s is not None:
+            self._timer = self._loop.call_later(keepalive_s, self._check_idle, keepalive_s)
 
     def put(self, item: T) -> None:
-        """Nothing comes behind an error: a slow reader would otherwise never get to it."""
+        """Add an item. After an error items are dropped, so that a slow reader gets the error."""
         if self._error is not None:
             return
         self._items.append(item)
-        self._wake(has_news=True)
+        self._notify(has_item=True)
 
     def fail(self, error: Exception) -> None:
-        """The reader is to raise this once it has taken what came before; the first one counts."""
+        """Make `get` raise the error after the items before it. The first error counts."""
         self._error = self._error or error
-        self._wake(has_news=True)
+        self._notify(has_item=True)
 
-    async def get(self) -> list[T] | Silence:
-        """At least one item. Raises what it was failed with."""
-        if not self._items and self._error is None and not await self._has_news():
-            return Silence()
+    async def get(self) -> list[T] | KeepAlive:
+        """Return all items, at least one, or a KeepAlive. Raises the error given to `fail`."""
+        if not self._items and self._error is None and not await self._wait():
+            return KeepAlive()
         if not self._items and self._error is not None:
             raise self._error
         items, self._items = self._items, []
@@ -56,25 +56,25 @@ class DeltaQueue(Generic[T]):
         if self._timer is not None:
             self._timer.cancel()
 
-    async def _has_news(self) -> bool:
-        """Waits for them; false is silence."""
-        self._waits_since = self._loop.time()
-        self._reader = self._loop.create_future()
+    async def _wait(self) -> bool:
+        """Wait for an item or an error; False after keepalive_s without one."""
+        self._waiting_since = self._loop.time()
+        self._waiter = self._loop.create_future()
         try:
-            return await self._reader
+            return await self._waiter
         finally:
-            self._reader = None
+            self._waiter = None
 
-    def _wake(self, *, has_news: bool) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(has_news)
+    def _notify(self, *, has_item: bool) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(has_item)
 
-    def _look(self, silence_s: float) -> None:
-        """Come back when the silence may be complete."""
-        rest = silence_s
-        if self._reader is not None:
-            rest -= self._loop.time() - self._waits_since
-            if rest <= 0:
-                self._wake(has_news=False)
-            rest = rest if rest > 0 else silence_s
-        self._timer = self._loop.call_later(rest, self._look, silence_s)
+    def _check_idle(self, keepalive_s: float) -> None:
+        """End the wait if it has lasted keepalive_s; set the timer for the next check."""
+        remaining = keepalive_s
+        if self._waiter is not None:
+            remaining -= self._loop.time() - self._waiting_since
+            if remaining <= 0:
+                self._notify(has_item=False)
+                remaining = keepalive_s
+        self._timer = self._loop.call_later(remaining, self._check_idle, keepalive_s)

@@ -1,33 +1,33 @@
-"""What the tokens of one answer are as text, gained bit by bit or there as a whole."""
+"""Defines the text output of one completion: as deltas and as a whole."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from engine import Finish, FinishReason, TokenEvent, TokenLogprob
-from server.generation.stop_strings import AnswerText
+from server.generation.stop_strings import OutputText
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What an answer gained. The last one of an answer carries its finish.
+    """New text and tokens of one completion. The last delta carries its finish.
 
-    Tokens may come without text, which is kept back while a character is unfinished or a stop
-    string may have begun, and text may come without tokens at the end. Log probabilities that were
-    asked for come with the tokens, one for each; those of the prompt with the first ones.
+    A delta may have tokens without text: text is withheld while a character is incomplete or a
+    stop string may have begun. The last one may have text without tokens. Requested log
+    probabilities come with their tokens, those of the prompt with the first tokens.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish: Finish | None
-    seconds: float  # since the prompt was handed to the engine
+    seconds: float  # since the request was submitted to the engine
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """All of it."""
+    """A finished completion; fields as in Delta."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -37,15 +37,15 @@ class CompletionOutput:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
-Cut = Callable[[TokenEvent], Sequence[TokenEvent]]  # an event as those that are told
+EventSplit = Callable[[TokenEvent], Sequence[TokenEvent]]  # one event as the events to send
 
 
-def uncut(event: TokenEvent) -> Sequence[TokenEvent]:
+def unsplit(event: TokenEvent) -> Sequence[TokenEvent]:
     return (event,)
 
 
-def one_by_one(event: TokenEvent) -> Sequence[TokenEvent]:
-    """The event as one for each of its tokens; the finish comes with the last."""
+def split_by_token(event: TokenEvent) -> Sequence[TokenEvent]:
+    """Split an event into one per token; the last one has the finish."""
     last = max(1, len(event.token_ids)) - 1
     return [
         replace(
@@ -59,8 +59,8 @@ def one_by_one(event: TokenEvent) -> Sequence[TokenEvent]:
     ]
 
 
-def joined(events: Sequence[TokenEvent]) -> TokenEvent:
-    """All events of an answer as one."""
+def join_events(events: Sequence[TokenEvent]) -> TokenEvent:
+    """Join all events of a request into one."""
     return replace(
         events[-1],
         token_ids=tuple(chain.from_iterable(event.token_ids for event in events)),
@@ -69,18 +69,18 @@ def joined(events: Sequence[TokenEvent]) -> TokenEvent:
     )
 
 
-def delta_of(event: TokenEvent, answer: AnswerText, seconds: float, *, echo: str) -> Delta:
-    """Reads the event's tokens into the answer's text; echo stands before what that says."""
-    spoken, finish = event.token_ids, event.finish
+def delta_of(event: TokenEvent, output: OutputText, seconds: float, *, echo: str) -> Delta:
+    """Append the event's tokens to the output text; the delta's text begins with echo."""
+    token_ids, finish = event.token_ids, event.finish
     if (
         finish is not None
         and finish.reason is FinishReason.STOP
         and isinstance(finish.matched, int)
     ):
-        spoken = spoken[:-1]  # text excludes the stop, and this one is a token
-    text = echo + "".join(answer.push(token_id) for token_id in spoken)
+        token_ids = token_ids[:-1]  # text excludes the stop token
+    text = echo + "".join(output.push(token_id) for token_id in token_ids)
     if finish is not None:
-        text += answer.flush()
+        text += output.flush()
     return Delta(
         text,
         event.token_ids,
@@ -91,9 +91,9 @@ def delta_of(event: TokenEvent, answer: AnswerText, seconds: float, *, echo: str
     )
 
 
-def answer_of(delta: Delta) -> CompletionOutput:
-    """Of the one delta of an answer that came as a whole."""
-    assert delta.finish is not None, "an answer without an end"
+def completion_of(delta: Delta) -> CompletionOutput:
+    """Return the completion of a delta that has all of its tokens."""
+    assert delta.finish is not None, "a completion without a finish"
     return CompletionOutput(
         delta.text,
         delta.token_ids,

@@ -1,4 +1,4 @@
-"""Sampling fields that a model brings along for requests that leave them out."""
+"""Reads default sampling fields from a model's generation_config.json."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ from server.options import NEUTRAL_SAMPLING
 logger = logging.getLogger(__name__)
 
 _FILE = "generation_config.json"
-_NOT_SERVED: Mapping[str, float] = {  # and the value that has no effect
+_NOT_SERVED: Mapping[str, float] = {  # field -> the value that has no effect
     "no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0,
     "typical_p": 1.0,
@@ -22,12 +22,11 @@ _NOT_SERVED: Mapping[str, float] = {  # and the value that has no effect
 
 
 def model_sampling(target: str, *, revision: str | None) -> dict[str, float]:
-    """What the model's generation_config.json says of the sampling fields in NEUTRAL_SAMPLING.
+    """Return the fields of NEUTRAL_SAMPLING that the model's generation_config.json sets.
 
-    Says in the log what else is in it that this server does not apply. Raises LoadError for a
-    file that is not JSON.
+    Logs fields that this server does not apply. Raises LoadError for a file that is not JSON.
     """
-    from transformers.utils import cached_file  # heavy: not before there is something to load
+    from transformers.utils import cached_file  # heavy: imported on use
 
     found = cached_file(
         target, _FILE, revision=revision, _raise_exceptions_for_missing_entries=False
@@ -36,14 +35,14 @@ def model_sampling(target: str, *, revision: str | None) -> dict[str, float]:
 
 
 def read_sampling(file: Path) -> dict[str, float]:
-    """The same for a file at hand."""
+    """Read one file; see model_sampling."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise LoadError(f"{file}: found text that is not JSON: {error}") from error
     _report_ignored(values)
     given = {name: values[name] for name in NEUTRAL_SAMPLING if values.get(name) is not None}
-    if given.get("top_k") == 0:  # transformers' word for off
+    if given.get("top_k") == 0:  # off in transformers
         given["top_k"] = -1
     return given
 
@@ -55,4 +54,4 @@ def _report_ignored(values: Mapping[str, Any]) -> None:
         if values.get(name) not in (None, neutral)
     ]
     if ignored:
-        logger.warning("%s asks for %s, which is not served", _FILE, ", ".join(ignored))
+        logger.warning("%s sets %s, which this server does not apply", _FILE, ", ".join(ignored))

@@ -1,4 +1,4 @@
-"""From what the engine is asked to the text that a client sees, one or several prompts at once."""
+"""Runs tokenized requests on the engine and returns or streams their text."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
@@ -8,31 +8,31 @@ from typing import Any
 from uuid import uuid4
 
 from engine import EngineClient, EngineError, Request, TokenEvent
-from server.generation.delta_queue import DeltaQueue, Silence
+from server.generation.delta_queue import DeltaQueue, KeepAlive
 from server.generation.deltas import (
     CompletionOutput,
-    Cut,
     Delta,
-    answer_of,
-    joined,
-    one_by_one,
-    uncut,
+    EventSplit,
+    completion_of,
+    join_events,
+    split_by_token,
+    unsplit,
 )
 from server.generation.input_processor import TokenizedRequest
 from server.generation.output_processor import OutputProcessor
-from server.generation.stop_strings import AnswerText, StopStrings, StopTable
+from server.generation.stop_strings import OutputText, StopStringScanner, StopTable
 from server.http.metrics import ServerMetrics
 from server.http.request_records import RequestRecord
 from server.http.timeouts import TimeLimits, in_time
 from server.text.detokenizer import Decoder
 from server.text.tokenizer import TextCodec
 
-Gains = list[tuple[int, Delta]]  # (index of the ask, what its answer gained), in order
-Deltas = AsyncGenerator[Gains | Silence, None]
+DeltaBatch = list[tuple[int, Delta]]  # (index of the request, its delta), in order
+DeltaStream = AsyncGenerator[DeltaBatch | KeepAlive, None]
 
 
 class TextGenerator:
-    """Asks the engine and follows its answers. Whoever stops listening cancels."""
+    """Generates text for tokenized requests. Cancelling a call cancels its requests."""
 
     def __init__(
         self,
@@ -49,137 +49,144 @@ class TextGenerator:
         self._running: dict[str, tuple[str, ...]] = {}  # engine's request id -> names
 
     async def abort(self, name: str) -> int:
-        """End the requests that go by this name; how many there were."""
+        """Abort the requests with this name; return how many there were."""
         ids = [engine_id for engine_id, names in self._running.items() if name in names]
         return sum([await self._engine.abort(engine_id) for engine_id in ids])
 
-    async def whole(
-        self, asks: Sequence[TokenizedRequest], *, record: RequestRecord
+    async def generate(
+        self, requests: Sequence[TokenizedRequest], *, record: RequestRecord
     ) -> list[CompletionOutput]:
-        """The answers in the order of the asks. Raises as EngineClient.generate does.
+        """Return the finished completions in the order of the requests.
 
-        Nobody is woken before one of them is complete. Each is on the record at its end.
-
-        When one fails, the others are cancelled and its error is raised.
+        Raises as EngineClient.generate does; the first error cancels the other requests. Each
+        completion is added to the record at its end.
         """
-        tasks = [asyncio.create_task(self._whole(ask, record)) for ask in asks]
+        tasks = [asyncio.create_task(self._generate(request, record)) for request in requests]
         try:
             return await asyncio.gather(*tasks)
         finally:
-            await _end(tasks)
+            await _cancel(tasks)
 
-    async def deltas(
+    async def stream(
         self,
-        asks: Sequence[TokenizedRequest],
+        requests: Sequence[TokenizedRequest],
         *,
-        silence_s: float | None,
+        keepalive_s: float | None,
         record: RequestRecord,
         token_by_token: bool = False,
-    ) -> Deltas:
-        """What the answers gain, as it happens. The rest is as with `whole`.
+    ) -> DeltaStream:
+        """Yield deltas as the engine generates them; errors and records as in `generate`.
 
-        With token_by_token a delta has one token.
+        With token_by_token each delta has one token.
         """
-        inbox: DeltaQueue[tuple[int, Delta]] = DeltaQueue(silence_s=silence_s)
-        cut = one_by_one if token_by_token else uncut
+        queue: DeltaQueue[tuple[int, Delta]] = DeltaQueue(keepalive_s=keepalive_s)
+        split = split_by_token if token_by_token else unsplit
         tasks = [
-            asyncio.create_task(self._follow(i, ask, cut, inbox, record))
-            for i, ask in enumerate(asks)
+            asyncio.create_task(self._stream(index, request, split, queue, record))
+            for index, request in enumerate(requests)
         ]
         num_open = len(tasks)
         try:
             while num_open:
-                gains = await inbox.get()
-                if not isinstance(gains, Silence):
-                    num_open -= sum(delta.finish is not None for _, delta in gains)
-                yield gains
+                batch = await queue.get()
+                if not isinstance(batch, KeepAlive):
+                    num_open -= sum(delta.finish is not None for _, delta in batch)
+                yield batch
         finally:
-            inbox.close()
-            await _end(tasks)
+            queue.close()
+            await _cancel(tasks)
 
-    async def _whole(self, ask: TokenizedRequest, record: RequestRecord) -> CompletionOutput:
+    async def _generate(
+        self, tokenized: TokenizedRequest, record: RequestRecord
+    ) -> CompletionOutput:
         events: list[TokenEvent] = []
-        with self._asked(ask, record) as (request, hearing):
+        with self._submission(tokenized, record) as (request, output):
             try:
                 await self._in_time(request, self._engine.generate_whole(request, events))
-            finally:  # what nobody waited for was computed all the same
+            finally:  # tokens of a cancelled request were computed as well: record them
                 for event in events:
-                    hearing.note(event)
-            return answer_of(hearing.delta(joined(events)))
+                    output.observe(event)
+            return completion_of(output.delta(join_events(events)))
 
-    async def _follow(
+    async def _stream(
         self,
         index: int,
-        ask: TokenizedRequest,
-        cut: Cut,
-        inbox: DeltaQueue[tuple[int, Delta]],
+        tokenized: TokenizedRequest,
+        split: EventSplit,
+        queue: DeltaQueue[tuple[int, Delta]],
         record: RequestRecord,
     ) -> None:
         try:
-            with self._asked(ask, record) as (request, hearing):
+            with self._submission(tokenized, record) as (request, output):
 
-                def hear(event: TokenEvent) -> None:
-                    hearing.note(event)
-                    for part in cut(event):
-                        inbox.put((index, hearing.delta(part)))
+                def on_event(event: TokenEvent) -> None:
+                    output.observe(event)
+                    for part in split(event):
+                        queue.put((index, output.delta(part)))
 
-                await self._in_time(request, self._engine.generate(request, hear))
-                assert hearing.is_over, f"an answer to {ask.names} ended without saying how"
+                await self._in_time(request, self._engine.generate(request, on_event))
+                assert output.is_finished, f"request {tokenized.names} ended without a finish"
         except Exception as error:
-            inbox.fail(error)
+            queue.fail(error)
 
     @contextmanager
-    def _asked(
-        self, ask: TokenizedRequest, record: RequestRecord
+    def _submission(
+        self, tokenized: TokenizedRequest, record: RequestRecord
     ) -> Iterator[tuple[Request, OutputProcessor]]:
-        """What the engine is asked by these names, and who hears of it."""
-        table = StopTable(ask.stops)
-        min_tokens = ask.params.min_new_tokens
-        mask = ask.grammar.mask(ignore_eos=ask.params.ignore_eos) if ask.grammar else None
+        """Yield the engine's request and the processor of its output; register its names."""
+        table = StopTable(tokenized.stops)
+        params = tokenized.params
+        mask = tokenized.grammar.mask(ignore_eos=params.ignore_eos) if tokenized.grammar else None
         request = Request(
             request_id=uuid4().hex,
-            prompt_ids=ask.prompt_ids,
-            params=ask.params,
+            prompt_ids=tokenized.prompt_ids,
+            params=params,
             stop_scanner=(
-                StopStrings(decoder=self._decoder(ask), table=table, min_tokens=min_tokens)
-                if ask.stops
+                StopStringScanner(
+                    decoder=self._decoder(tokenized),
+                    table=table,
+                    min_tokens=params.min_new_tokens,
+                )
+                if tokenized.stops
                 else None
             ),
             token_mask=mask,
-            choice=ask.choice,
+            choice=tokenized.choice,
         )
-        hearing = OutputProcessor(
-            ask,
-            text=AnswerText(decoder=self._decoder(ask), table=table, min_tokens=min_tokens),
+        output = OutputProcessor(
+            tokenized,
+            text=OutputText(
+                decoder=self._decoder(tokenized), table=table, min_tokens=params.min_new_tokens
+            ),
             mask=mask,
-            clock=self._metrics.clock(),
+            timer=self._metrics.timer(),
             record=record,
         )
-        self._running[request.request_id] = ask.names
+        self._running[request.request_id] = tokenized.names
         try:
-            yield request, hearing
+            yield request, output
         except EngineError:
-            raise  # it has refused or died, and nobody has given anything up
+            raise  # the engine has refused the request or died: the server aborted nothing
         except BaseException:
-            hearing.give_up()
+            output.abort()
             raise
         finally:
             del self._running[request.request_id]
 
-    async def _in_time(self, request: Request, answering: Coroutine[Any, Any, None]) -> None:
-        is_waiting = partial(self._engine.is_queued, request.request_id)
-        await in_time(answering, self._limits, is_waiting=is_waiting)
+    async def _in_time(self, request: Request, generation: Coroutine[Any, Any, None]) -> None:
+        is_queued = partial(self._engine.is_queued, request.request_id)
+        await in_time(generation, self._limits, is_queued=is_queued)
 
-    def _decoder(self, ask: TokenizedRequest) -> Decoder:
+    def _decoder(self, tokenized: TokenizedRequest) -> Decoder:
         return self._text.decoder(
-            skip_special_tokens=ask.skip_special_tokens,
+            skip_special_tokens=tokenized.skip_special_tokens,
             eos_token_ids=self._engine.info.eos_token_ids,
-            kept_ids=ask.kept_ids,
+            kept_ids=tokenized.kept_ids,
         )
 
 
-async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """None of them runs any more after this."""
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks and wait until all of them have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

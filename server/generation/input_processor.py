@@ -1,4 +1,4 @@
-"""From a prompt and its sampling fields to what the engine is asked, or a refusal with numbers."""
+"""Validates, tokenizes and completes one request; raises ApiError with the field and the limit."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from server.structured_output.compiler import CompiledGrammar, GrammarCompiler
 from server.structured_output.output_grammar import OutputGrammar
 from server.text.tokenizer import NO_EXTRAS, ChatExtras, ChatTemplateError, TextCodec
 
-_UNIFORM_ABOVE = 1e30  # one so large that nothing is left of a logit; float32 ends at 3e38
+_MAX_TEMPERATURE = 1e30  # the distribution is uniform; float32 ends at 3e38
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedRequest:
-    """One prompt on its way to the engine.
+    """One prompt with its parameters, ready for the engine.
 
-    names are what /abort_request may call it; the first is the one shown to the client.
+    /abort_request accepts each of the names; responses show the first one.
     """
 
     names: tuple[str, ...]
@@ -28,13 +28,13 @@ class TokenizedRequest:
     params: EngineSamplingParams
     stops: tuple[str, ...] = ()
     skip_special_tokens: bool = True
-    kept_ids: frozenset[int] = frozenset()  # special tokens that are not skipped all the same
-    choice: int = 0  # of the several answers to one prompt
-    echo: str = ""  # text that is told before the answer's own
-    grammar: CompiledGrammar | None = None  # that the answer keeps to
+    kept_ids: frozenset[int] = frozenset()  # special tokens that the text keeps
+    choice: int = 0  # index among the n choices of one prompt
+    echo: str = ""  # text before the generated text
+    grammar: CompiledGrammar | None = None  # of the output
 
     def choices(self, count: int) -> "list[TokenizedRequest]":
-        """The same for each of several answers to the prompt; each has a name of its own."""
+        """Return one request for each of n choices; each has another first name."""
         if count == 1:
             return [self]
         return [
@@ -44,25 +44,27 @@ class TokenizedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """How a client calls the fields that a refusal may have to name."""
+class FieldNames:
+    """Names of request fields for error messages."""
 
     prompt: str  # "messages", "input_ids.3", ...
     sampling_prefix: str = ""  # "sampling_params." where the sampling fields are nested
 
 
-def check_num_answers(count: int, *, param: str) -> None:
-    """Raises ApiError for more answers than one request may ask for."""
+def check_num_choices(count: int, *, param: str) -> None:
+    """Raises ApiError for more choices than one HTTP request may have."""
     if count > MAX_PROMPTS:
         raise ApiError(
-            f"'{param}' must leave at most {MAX_PROMPTS} answers of one request, prompts times n; "
-            f"found {count}",
+            f"'{param}' must leave at most {MAX_PROMPTS} choices, prompts times n; found {count}",
             param=param,
         )
 
 
 class InputProcessor:
-    """Knows the limits. Every refusal is an ApiError that names field, found and accepted."""
+    """Turns prompts and sampling fields into TokenizedRequests.
+
+    Raises ApiError with the field, what was found and what is accepted.
+    """
 
     def __init__(self, *, text: TextCodec, info: EngineInfo, options: ServerOptions) -> None:
         self._text = text
@@ -76,13 +78,13 @@ class InputProcessor:
             timeout_s=options.grammar_timeout_s,
         )
 
-    async def ask(
+    async def process(
         self,
         prompt: str | Sequence[int] | Sequence[Message],
         fields: SamplingFields,
         *,
         names: tuple[str, ...],
-        field: Field,
+        field: FieldNames,
         extras: ChatExtras = NO_EXTRAS,
         kept_ids: frozenset[int] = frozenset(),
         logprobs: LogprobOptions | None = None,
@@ -102,23 +104,23 @@ class InputProcessor:
             kept_ids=kept_ids,
         )
 
-    async def keeping_to(
-        self, ask: TokenizedRequest, frame: OutputGrammar | None
+    async def with_grammar(
+        self, tokenized: TokenizedRequest, grammar: OutputGrammar | None
     ) -> TokenizedRequest:
-        """The same with an answer that keeps to a grammar; others go on while it is compiled."""
-        if frame is None:
-            return ask
-        return replace(ask, grammar=await self._grammars.compile(frame))
+        """Return the request with a compiled grammar. Compiles off the event loop."""
+        if grammar is None:
+            return tokenized
+        return replace(tokenized, grammar=await self._grammars.compile(grammar))
 
     async def encode(
         self,
         prompt: str | Sequence[int] | Sequence[Message],
         *,
-        field: Field,
+        field: FieldNames,
         add_special_tokens: bool = True,
         extras: ChatExtras = NO_EXTRAS,
     ) -> tuple[int, ...]:
-        """Token ids of a text, of a chat, or of token ids. Long texts do not hold up others."""
+        """Return the token ids of a text, a chat or token ids. Tokenizes off the event loop."""
         if isinstance(prompt, str):
             ids = await asyncio.to_thread(
                 self._text.encode, prompt, add_special_tokens=add_special_tokens
@@ -131,72 +133,74 @@ class InputProcessor:
         return tuple(ids)
 
     def check_vocabulary(self, token_ids: Sequence[int], *, param: str) -> None:
-        """Raises ApiError for an id that the model has no token for."""
-        top = max(token_ids, default=0)
-        if top >= self._info.vocab_size:
+        """Raises ApiError for an id outside the vocabulary."""
+        largest = max(token_ids, default=0)
+        if largest >= self._info.vocab_size:
             raise ApiError(
-                f"'{param}' must be token ids from 0 to {self._info.vocab_size - 1}; found {top}",
+                f"'{param}' must be token ids from 0 to {self._info.vocab_size - 1}; "
+                f"found {largest}",
                 param=param,
             )
 
     async def _encode_chat(
-        self, messages: Sequence[int] | Sequence[Message], field: Field, extras: ChatExtras
+        self, messages: Sequence[int] | Sequence[Message], field: FieldNames, extras: ChatExtras
     ) -> list[int]:
-        plain = [message.plain() for message in messages if isinstance(message, Message)]
+        chat = [message.for_template() for message in messages if isinstance(message, Message)]
         try:
-            return await asyncio.to_thread(self._text.encode_chat, plain, extras)
+            return await asyncio.to_thread(self._text.encode_chat, chat, extras)
         except ChatTemplateError as error:
             raise ApiError(str(error), param=field.prompt) from error
 
-    def _token_limit(self, fields: SamplingFields, prompt_len: int, field: Field) -> int:
-        """max_new_tokens: as asked, or the default cut to what fits."""
+    def _token_limit(self, fields: SamplingFields, prompt_len: int, field: FieldNames) -> int:
+        """Return max_new_tokens: the request's, or the default limited to the context length."""
         context, cap = self._info.served_max_len, self._options.max_tokens_cap
         room = context - prompt_len
         if room < 1:
             raise ApiError(
                 f"this model's maximum context length is {context} tokens; the prompt has "
-                f"{prompt_len}, and at most {context - 1} leave room for an answer",
+                f"{prompt_len}, and at most {context - 1} leave room for output",
                 param=field.prompt,
                 code="context_length_exceeded",
             )
-        name, asked = fields.token_limit()
-        if asked is None:
+        name, requested = fields.token_limit()
+        if requested is None:
             limits = (room, cap, self._options.default_max_tokens)
             return min(limit for limit in limits if limit is not None)
         param = field.sampling_prefix + name
-        if cap is not None and asked > cap:
+        if cap is not None and requested > cap:
             raise ApiError(
-                f"'{param}' must be at most {cap}, this server's limit; found {asked}", param=param
+                f"'{param}' must be at most {cap}, this server's limit; found {requested}",
+                param=param,
             )
-        if asked > room:
+        if requested > room:
             raise ApiError(
                 f"this model's maximum context length is {context} tokens; the prompt has "
-                f"{prompt_len} and '{param}' asks for {asked}, {prompt_len + asked} together: "
-                f"shorten the prompt or ask for at most {room}",
+                f"{prompt_len} and '{param}' is {requested}, {prompt_len + requested} together: "
+                f"shorten the prompt or request at most {room}",
                 param=param,
                 code="context_length_exceeded",
             )
-        return asked
+        return requested
 
     def _sampling(
         self,
         fields: SamplingFields,
         max_new_tokens: int,
-        field: Field,
+        field: FieldNames,
         logprobs: LogprobOptions | None,
     ) -> EngineSamplingParams:
         stop_token_ids = fields.stop_token_ids or []
         self.check_vocabulary(stop_token_ids, param=f"{field.sampling_prefix}stop_token_ids")
-        asked = fields.engine_options()
+        options = fields.engine_options()
         self.check_vocabulary(
-            [token_id for token_id, _ in asked.logit_bias],
+            [token_id for token_id, _ in options.logit_bias],
             param=f"{field.sampling_prefix}logit_bias",
         )
-        name, min_new_tokens = asked.min_tokens
+        name, min_new_tokens = options.min_tokens
         if min_new_tokens > max_new_tokens:
             param = field.sampling_prefix + name
             raise ApiError(
-                f"'{param}' must be at most {max_new_tokens}, the longest this answer can be; "
+                f"'{param}' must be at most {max_new_tokens}, the most this output can have; "
                 f"found {min_new_tokens}",
                 param=param,
             )
@@ -204,21 +208,21 @@ class InputProcessor:
         top_k = int(self._number(fields.top_k, "top_k"))
         return EngineSamplingParams(
             max_new_tokens=max_new_tokens,
-            temperature=min(temperature, _UNIFORM_ABOVE) if temperature >= GREEDY_BELOW else 0.0,
+            temperature=min(temperature, _MAX_TEMPERATURE) if temperature >= GREEDY_BELOW else 0.0,
             top_k=top_k if top_k < self._info.vocab_size else -1,
             top_p=self._number(fields.top_p, "top_p"),
             min_p=self._number(fields.min_p, "min_p"),
-            seed=fields.asked_seed(),
+            seed=fields.effective_seed(),
             stop_token_ids=frozenset(stop_token_ids),
             ignore_eos=bool(fields.ignore_eos),
             min_new_tokens=min_new_tokens,
-            repetition_penalty=self._number(asked.repetition_penalty, "repetition_penalty"),
-            presence_penalty=asked.presence_penalty or 0.0,
-            frequency_penalty=asked.frequency_penalty or 0.0,
-            logit_bias=asked.logit_bias,
+            repetition_penalty=self._number(options.repetition_penalty, "repetition_penalty"),
+            presence_penalty=options.presence_penalty or 0.0,
+            frequency_penalty=options.frequency_penalty or 0.0,
+            logit_bias=options.logit_bias,
             num_logprobs=logprobs.num_top if logprobs is not None else None,
             prompt_logprobs_from=logprobs.prompt_from if logprobs is not None else None,
         )
 
-    def _number(self, asked: float | None, name: str) -> float:
-        return self._defaults[name] if asked is None else asked
+    def _number(self, value: float | None, name: str) -> float:
+        return self._defaults[name] if value is None else value

@@ -1,12 +1,12 @@
-"""Tokenizes the prompts of a /generate body; the HTTP route and the Python API share it."""
+"""Tokenizes the prompts of a /generate body, for the HTTP route and the Python API."""
 
 from collections.abc import Sequence
 
 from server.generation.input_processor import (
-    Field,
+    FieldNames,
     InputProcessor,
     TokenizedRequest,
-    check_num_answers,
+    check_num_choices,
 )
 from server.protocol.common import Message
 from server.protocol.native import GenerateBody, SamplingBody
@@ -20,43 +20,42 @@ async def tokenize_native(
     """Tokenize every prompt of a body, once for each of its choices. Raises ApiError."""
     param, prompts = _prompts(body)
     extras = ChatExtras(template_kwargs=body.chat_template_kwargs or {})
-    asks: list[TokenizedRequest] = []
+    requests: list[TokenizedRequest] = []
     for i, prompt in enumerate(prompts):
         params, prefix = _sampling(body, i)
-        ask = await input_processor.ask(
+        tokenized = await input_processor.process(
             prompt,
             params,
             names=_names(body, i, request_id),
-            field=Field(f"{param}.{i}" if body.is_many else param, prefix),
+            field=FieldNames(f"{param}.{i}" if body.is_list else param, prefix),
             extras=extras,
             logprobs=body.logprob_options(),
         )
-        ask = await input_processor.keeping_to(
-            ask, OutputGrammar.of_content(params.grammar_spec(prefix))
-        )
-        asks += ask.choices(params.num_choices)
-    check_num_answers(len(asks), param="sampling_params.n")
-    return asks
+        grammar = OutputGrammar.of_content(params.grammar_spec(prefix))
+        tokenized = await input_processor.with_grammar(tokenized, grammar)
+        requests += tokenized.choices(params.num_choices)
+    check_num_choices(len(requests), param="sampling_params.n")
+    return requests
 
 
 def _prompts(body: GenerateBody) -> tuple[str, Sequence[str | Sequence[int] | Sequence[Message]]]:
-    """The field that holds the prompts, and one prompt for each answer."""
+    """Return the name of the prompt field, and the prompts."""
     param = next(name for name in ("text", "input_ids", "messages") if getattr(body, name))
     value = getattr(body, param)
-    return param, value if body.is_many else [value]
+    return param, value if body.is_list else [value]
 
 
 def _sampling(body: GenerateBody, index: int) -> tuple[SamplingBody, str]:
-    """Prompt number `index`'s sampling fields, and how a client calls the object they are in."""
+    """Return the sampling fields of a prompt, and the path of their object."""
     if isinstance(body.sampling_params, list):
         return body.sampling_params[index], f"sampling_params.{index}."
     return body.sampling_params or SamplingBody(), "sampling_params."
 
 
 def _names(body: GenerateBody, index: int, request_id: str) -> tuple[str, ...]:
-    """What prompt number `index` is called: its own name first, then the whole request's."""
+    """Return the names of a prompt's request: its own first, then those of the whole body."""
     if isinstance(body.rid, list):
         return body.rid[index], request_id
-    whole = body.rid or request_id
-    own = f"{whole}-{index}" if body.is_many else whole
-    return own, whole, request_id
+    rid = body.rid or request_id
+    own = f"{rid}-{index}" if body.is_list else rid
+    return own, rid, request_id

@@ -1,4 +1,4 @@
-"""One answer on its way from the engine's events to whoever tells of it."""
+"""Turns one request's engine events into text deltas."""
 
 import time
 
@@ -6,63 +6,64 @@ from engine import TokenEvent
 from server.errors.api_errors import ApiError
 from server.generation.deltas import Delta, delta_of
 from server.generation.input_processor import TokenizedRequest
-from server.generation.stop_strings import AnswerText
-from server.http.metrics import AnswerClock
-from server.http.request_records import GivenUp, RequestRecord
+from server.generation.stop_strings import OutputText
+from server.http.metrics import RequestTimer
+from server.http.request_records import AbortedCompletion, RequestRecord
 from server.structured_output.grammar_mask import GrammarMask
 
 
 class OutputProcessor:
-    """Times an answer's events, and reads what they add to its text."""
+    """Times and records one request's events, and detokenizes them."""
 
     def __init__(
         self,
-        ask: TokenizedRequest,
+        tokenized: TokenizedRequest,
         *,
-        text: AnswerText,
+        text: OutputText,
         mask: GrammarMask | None,
-        clock: AnswerClock,
+        timer: RequestTimer,
         record: RequestRecord,
     ) -> None:
-        """Made when the engine is asked. Where the answer ends, it is put on the record.
+        """Create it when the request is submitted. record gets the completion at its end.
 
-        mask is what holds the answer to the ask's grammar, if that has one.
+        mask is the token mask of the request's grammar, if it has one.
         """
-        self._ask = ask
+        self._tokenized = tokenized
         self._text = text
         self._mask = mask
-        self._clock = clock
+        self._timer = timer
         self._record = record
-        self._asked_at = time.time()
-        self._echo = ask.echo
+        self._submitted_at = time.time()
+        self._echo = tokenized.echo
         self._seconds = 0.0
         self._num_tokens = 0
-        self.is_over = False
+        self.is_finished = False
 
-    def note(self, event: TokenEvent) -> None:
-        """Every event comes here, in order."""
-        self._seconds = self._clock.saw(event)
+    def observe(self, event: TokenEvent) -> None:
+        """Time and count an event. Call it with every event, in order."""
+        self._seconds = self._timer.observe(event)
         self._num_tokens += len(event.token_ids)
         if event.finish is not None:
-            self._record.add(self._asked_at, event.finish)
-            self.is_over = True
+            self._record.add(self._submitted_at, event.finish)
+            self.is_finished = True
 
-    def give_up(self) -> None:
-        """No more will be heard."""
-        if not self.is_over:
-            self._record.given_up.append(GivenUp(len(self._ask.prompt_ids), self._num_tokens))
+    def abort(self) -> None:
+        """Record that no more events will come."""
+        if not self.is_finished:
+            num_prompt_tokens = len(self._tokenized.prompt_ids)
+            self._record.aborted.append(AbortedCompletion(num_prompt_tokens, self._num_tokens))
 
     def delta(self, event: TokenEvent) -> Delta:
-        """Of the latest event, of a part of it, or of all events joined.
+        """Return the text delta of an event, of a part of one, or of all events joined.
 
-        Raises ApiError where the answer can no longer keep to its grammar.
+        Raises ApiError where the grammar can no longer be followed.
         """
         self._check_grammar()
         echo, self._echo = self._echo, ""
         return delta_of(event, self._text, self._seconds, echo=echo)
 
     def _check_grammar(self) -> None:
-        grammar = self._ask.grammar
+        grammar = self._tokenized.grammar
         if grammar is not None and self._mask is not None and self._mask.error is not None:
             raise ApiError(
                 f"'{grammar.field}' could not be followed to its end: {self._mask.error}",

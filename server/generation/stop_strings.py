@@ -1,7 +1,7 @@
-"""Stop strings: found across tokens by the engine's scanner, cut out of the text by the server.
+"""Finds stop strings across tokens: in the engine to end a sequence, in the server to cut text.
 
-Both sides read the same tokens through the same decoder and the same table, one token at a
-time, so they see the same stop at the same token, however an answer is cut into events.
+Both sides decode the same tokens one at a time and search the same table. So they find the same
+stop at the same token, however the engine groups tokens into events.
 """
 
 from collections import deque
@@ -12,17 +12,17 @@ from server.text.detokenizer import Decoder
 
 
 class StopTable:
-    """Any number of stop strings as one automaton (Aho and Corasick, 1975).
+    """Matches any number of stop strings with one automaton (Aho and Corasick, 1975).
 
-    A state is the longest end of the text so far that is a beginning of some stop; reading a
-    character costs the same for one stop and for a hundred. Immutable, so it can be shared.
+    A state is the longest suffix of the text that is a prefix of a stop. The cost per character
+    does not depend on the number of stops. Immutable, so several searches can share it.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         assert all(stops), f"an empty stop string: {stops!r}"
         self._next: list[dict[str, int]] = [{}]
-        self._depth = [0]  # characters of the beginning that a state stands for
-        self._longest = [0]  # length of the longest stop that ends in a state; 0: none does
+        self._depth = [0]  # length of the prefix that a state represents
+        self._longest = [0]  # length of the longest stop that ends in a state, or 0
         for stop in stops:
             self._add(stop)
         self._fallback = [0] * len(self._next)
@@ -55,7 +55,7 @@ class StopTable:
         self._longest[state] = len(stop)
 
     def _link(self) -> None:
-        """Breadth first: where to go on when the next character does not fit."""
+        """Compute fallback states breadth first, for characters without a transition."""
         states = deque(self._next[0].values())
         while states:
             state = states.popleft()
@@ -68,35 +68,34 @@ class StopTable:
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """A stop that the last piece of text completed: piece[:end] ends with it."""
+    """A stop that the latest piece of text completes: piece[:end] ends with it."""
 
     stop: str
     end: int
 
 
 class StopSearch:
-    """One answer's way through a table.
+    """Searches the text of one completion.
 
-    The stop whose last character comes first wins; among those that end together, the one that
-    begins earliest.
+    The stop that is complete first wins; of several that end together, the longest.
     """
 
     def __init__(self, table: StopTable) -> None:
         self._table = table
         self._state = 0
-        self._tail = ""  # the characters that the state stands for
+        self._tail = ""  # the prefix that the state represents
 
     @property
     def num_undecided(self) -> int:
-        """Trailing characters of the text that may be the beginning of a stop."""
+        """Number of trailing characters that may begin a stop."""
         return len(self._tail)
 
-    def feed(self, piece: str, *, counts: bool = True) -> StopMatch | None:
-        """The first stop that the piece completes; counts false: read on as if there were none."""
+    def feed(self, piece: str, *, is_active: bool = True) -> StopMatch | None:
+        """Return the first stop that the piece completes; none where is_active is False."""
         text = self._tail + piece
         for end, char in enumerate(piece, start=1):
             self._state = self._table.step(self._state, char)
-            length = self._table.longest(self._state) if counts else 0
+            length = self._table.longest(self._state) if is_active else 0
             if length:
                 stop_at = len(self._tail) + end
                 return StopMatch(text[stop_at - length : stop_at], end)
@@ -105,37 +104,36 @@ class StopSearch:
         return None
 
 
-class StopStrings:
-    """The engine's StopScanner: token ids in, the stop string that they complete out.
+class StopStringScanner:
+    """Finds stop strings in committed tokens; the engine's StopScanner.
 
-    A stop that is complete before token number min_tokens is passed over.
+    A stop that is complete before min_tokens tokens is ignored.
     """
 
     def __init__(self, *, decoder: Decoder, table: StopTable, min_tokens: int = 0) -> None:
         self._decoder = decoder
         self._search = StopSearch(table)
-        self._num_short = min_tokens
+        self._num_remaining = min_tokens
 
     def feed(self, token_id: int) -> str | None:
-        self._num_short -= 1
+        self._num_remaining -= 1
         piece = self._decoder.push(token_id)
-        match = self._search.feed(piece, counts=self._num_short <= 0)
+        match = self._search.feed(piece, is_active=self._num_remaining <= 0)
         return match.stop if match else None
 
 
-class AnswerText:
-    """The text of one answer as it grows, without its stop.
+class OutputText:
+    """Decodes the text of one completion incrementally, without its stop string.
 
-    Text that may turn out to begin a stop is kept back until that is decided. The pieces
-    that push() and flush() return, joined, are the answer's text, whoever asks and however often.
-    min_tokens is the scanner's.
+    Text that may begin a stop is withheld until that is decided. The joined results of push() and
+    flush() are the completion's text. min_tokens is the scanner's.
     """
 
     def __init__(self, *, decoder: Decoder, table: StopTable, min_tokens: int = 0) -> None:
         self._decoder = decoder
         self._search = StopSearch(table)
-        self._num_short = min_tokens
-        self._kept_back = ""
+        self._num_remaining = min_tokens
+        self._withheld = ""
         self._is_stopped = False
         self._has_stops = not table.is_empty
 
@@ -144,20 +142,20 @@ class AnswerText:
             return self._decoder.push(token_id)
         if self._is_stopped:
             return ""
-        self._num_short -= 1
+        self._num_remaining -= 1
         piece = self._decoder.push(token_id)
-        match = self._search.feed(piece, counts=self._num_short <= 0)
-        text = self._kept_back + piece
+        match = self._search.feed(piece, is_active=self._num_remaining <= 0)
+        text = self._withheld + piece
         if match is None:
             keep_from = len(text) - self._search.num_undecided
-            self._kept_back = text[keep_from:]
+            self._withheld = text[keep_from:]
             return text[:keep_from]
         self._is_stopped = True
-        return text[: len(self._kept_back) + match.end - len(match.stop)]
+        return text[: len(self._withheld) + match.end - len(match.stop)]
 
     def flush(self) -> str:
-        """The rest, once no more tokens will come; nothing after a stop string."""
+        """Return the remaining text after the last token; "" after a stop string."""
         if self._is_stopped:
             return ""
         self._is_stopped = True
-        return self._kept_back + self._decoder.flush()
+        return self._withheld + self._decoder.flush()

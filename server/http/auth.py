@@ -1,4 +1,4 @@
-"""Who may ask for answers, and who may steer the server."""
+"""Checks API keys: of callers, and of admins for the routes that control the server."""
 
 import hmac
 from collections.abc import Collection
@@ -13,10 +13,10 @@ from server.errors.api_errors import ApiError, Failure
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """Of each kind any number. Where there is none, nobody is asked for one.
+    """The accepted keys of both kinds. Without any key the server is open.
 
-    Admin keys open every route. While there are any, the routes that steer the server take no
-    other; otherwise those take a caller's key, as the rest does.
+    Admin keys open every route. If there are any, admin routes accept no other key; otherwise
+    admin routes accept a caller's key.
     """
 
     callers: tuple[str, ...] = field(default=(), repr=False)
@@ -24,9 +24,9 @@ class KeyRing:
 
 
 class ApiKeys:
-    """Asks for a key, as `Authorization: Bearer KEY` or `x-api-key: KEY`, on all but open paths.
+    """Requires a key, as `Authorization: Bearer KEY` or `x-api-key: KEY`, on all but open paths.
 
-    Leaves in the request's state whether it may steer, for `may_steer`.
+    Stores `is_admin` and `has_key` in the request's state, for `require_admin`.
     """
 
     def __init__(self, app: ASGIApp, *, keys: KeyRing, open_paths: Collection[str]) -> None:
@@ -39,30 +39,33 @@ class ApiKeys:
         if scope["type"] != "http" or scope["path"] in self._open_paths:
             return await self._app(scope, receive, send)
         given = _given_key(Headers(scope=scope))
-        is_admin, is_caller = _is_one_of(given, self._admins), _is_one_of(given, self._callers)
-        if self._callers and not is_admin and not is_caller:
-            return await _REFUSAL.response(scope["path"])(scope, receive, send)
+        has_admin_key, has_caller_key = (
+            _is_one_of(given, self._admins),
+            _is_one_of(given, self._callers),
+        )
+        if self._callers and not has_admin_key and not has_caller_key:
+            return await _INVALID_KEY.response(scope["path"])(scope, receive, send)
         state = scope.setdefault("state", {})
-        state["may_steer"] = is_admin or not self._admins
-        state["has_key"] = is_admin or is_caller
+        state["is_admin"] = has_admin_key or not self._admins
+        state["has_key"] = has_admin_key or has_caller_key
         await self._app(scope, receive, send)
 
 
-def may_steer(request: Request) -> None:
-    """Raises ApiError 401 or 403 for a request that needs an admin key and has none."""
-    if request.state.may_steer:
+def require_admin(request: Request) -> None:
+    """Raises ApiError (401 or 403) for a request without the admin key that it needs."""
+    if request.state.is_admin:
         return
     if not request.state.has_key:
-        raise ApiError(_REFUSAL.message, status=401, code="invalid_api_key")
+        raise ApiError(_INVALID_KEY.message, status=401, code="invalid_api_key")
     raise ApiError(
-        f"{request.url.path} steers the server and needs an admin key; this key is a caller's",
+        f"{request.url.path} controls the server and needs an admin key; this key is a caller's",
         status=403,
         code="admin_key_required",
     )
 
 
 def _given_key(headers: Headers) -> bytes:
-    """The key in either header, as the bytes that were sent; empty without one."""
+    """Return the key of either header as the bytes that were sent; empty without one."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key:
         return key.encode("latin-1")
@@ -70,11 +73,11 @@ def _given_key(headers: Headers) -> bytes:
 
 
 def _is_one_of(given: bytes, keys: list[bytes]) -> bool:
-    """Takes as long for a near miss as for any other, and compares with every key."""
+    """Compare with every key in constant time."""
     return sum(hmac.compare_digest(given, key) for key in keys) > 0
 
 
-_REFUSAL = Failure(
+_INVALID_KEY = Failure(
     401,
     "missing or wrong API key; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
     code="invalid_api_key",

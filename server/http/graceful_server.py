@@ -1,4 +1,4 @@
-"""The web server's life: ready, serving, draining at the first signal, gone soon at the second."""
+"""Runs the web server: drains at the first signal, aborts at the second, exits at the third."""
 
 import asyncio
 import socket
@@ -11,18 +11,18 @@ from fastapi import FastAPI
 
 from server.http.tls import Certificate
 
-_FLUSH_SECONDS = 5  # for last bytes to slow clients, once the engine has finished
-# That a connection may be idle: longer than load balancers keep theirs, mostly 60. Who closes it
-# first should be the side that sends requests, and knows of those on their way.
+_FLUSH_SECONDS = 5  # for last bytes to slow clients, after the drain
+# Longer than the usual 60 s of load balancers: the side that sends requests should close an idle
+# connection first, because only that side sees requests in flight.
 _IDLE_SECONDS = 75
 
 
 class GracefulServer(uvicorn.Server):
-    """uvicorn that lets requests finish before it closes connections.
+    """A uvicorn server that lets requests finish before it closes connections.
 
-    The first SIGTERM or SIGINT runs `drain`, while answers still go out and /ready says no; then
-    the server ends. A second runs `abandon`, which is to make `drain` return soon; a third ends
-    the server whatever is going on.
+    The first SIGTERM or SIGINT runs `drain`, during which responses are still sent; then the
+    server exits. A second signal runs `abandon`, which makes `drain` return soon. A third exits
+    at once.
     """
 
     def __init__(
@@ -71,12 +71,14 @@ class GracefulServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
         else:
             first = self._num_signals == 1
-            self._loop.call_soon_threadsafe(self._spawn, self._leave if first else self._abandon)
+            self._loop.call_soon_threadsafe(
+                self._spawn, self._drain_and_exit if first else self._abandon
+            )
 
     def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._tasks.append(asyncio.create_task(work()))
 
-    async def _leave(self) -> None:
+    async def _drain_and_exit(self) -> None:
         try:
             await self._drain()
         finally:

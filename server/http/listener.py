@@ -1,4 +1,4 @@
-"""The address to serve on: taken before models are loaded, so that a clash is known at once."""
+"""Binds the server's address before models are loaded, so that a conflict fails early."""
 
 import errno
 import socket
@@ -8,11 +8,11 @@ _BACKLOG = 2048
 
 
 class PortInUse(OSError):
-    """Somebody else listens on the address. str() names the setting and a way out."""
+    """Another process uses the address. The message names the setting and an alternative."""
 
 
 class Listener:
-    """Holds the address while the block lasts; connections are taken from `listen` on.
+    """A context manager that binds the address; connections are accepted after `listen`.
 
     Raises PortInUse, or OSError for an address that this machine does not have.
     """
@@ -41,13 +41,13 @@ class Listener:
 
     @property
     def url(self) -> str:
-        """Where a client on this machine finds the server."""
+        """The server's URL for a client on this machine."""
         name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
         host = f"[{name}]" if ":" in name else name
         return f"{self._scheme}://{host}:{self._port}"
 
     def listen(self) -> None:
-        """Let clients in. Raises PortInUse if somebody else was faster since the bind."""
+        """Accept connections. Raises PortInUse if another process has taken the port."""
         try:
             self.socket.listen(_BACKLOG)
         except OSError as error:

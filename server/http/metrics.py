@@ -1,7 +1,7 @@
-"""Counters and clocks as Prometheus text.
+"""Counts and times requests; renders all metrics as Prometheus text.
 
-Names and labels are vLLM's stems under the prefix `dspark:`, so that a dashboard ports by a
-find and replace; what has no counterpart there follows the same style.
+Names and labels are vLLM's under the prefix `dspark:`, so that a dashboard ports by find and
+replace. Metrics without a counterpart there follow the same style.
 """
 
 import time
@@ -19,13 +19,13 @@ _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1
 _SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 _LENGTHS = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 12.0, 16.0)
 
-# (name, buckets, help) of what is observed per answer.
+# (name, buckets, help), observed once or more per completion.
 _HISTOGRAMS: tuple[tuple[str, tuple[float, ...], str], ...] = (
-    ("time_to_first_token_seconds", _SLOW, "From the ask to its first token."),
+    ("time_to_first_token_seconds", _SLOW, "From submission to the first token."),
     (
         "inter_token_latency_seconds",
         _FAST,
-        "Between two commits of an answer. A commit of several tokens counts once: "
+        "Between two commits of a completion. A commit of several tokens counts once: "
         "per token see request_time_per_output_token_seconds.",
     ),
     (
@@ -33,18 +33,18 @@ _HISTOGRAMS: tuple[tuple[str, tuple[float, ...], str], ...] = (
         _FAST,
         "From the first token to the last, divided by the tokens after the first.",
     ),
-    ("e2e_request_latency_seconds", _SLOW, "From the ask to its end."),
-    ("request_queue_time_seconds", _SLOW, "Waiting for the engine to begin."),
-    ("request_prefill_time_seconds", _SLOW, "From the beginning to the first token."),
+    ("e2e_request_latency_seconds", _SLOW, "From submission to the end."),
+    ("request_queue_time_seconds", _SLOW, "From submission to the first step."),
+    ("request_prefill_time_seconds", _SLOW, "From the first step to the first token."),
     ("request_decode_time_seconds", _SLOW, "From the first token to the end."),
-    ("request_accept_length", _LENGTHS, "Mean tokens per round of an answer, bonus included."),
+    ("request_accept_length", _LENGTHS, "Mean tokens per round of a completion, bonus included."),
 )
 
 _OUTCOMES = ("ok", "client_error", "overloaded", "timeout", "cancelled", "server_error")
 
 
 def outcome_of(status: int) -> str:
-    """How a request ended, from the status that its client saw or would have seen."""
+    """Return the outcome label of an HTTP status."""
     if status < 400:
         return "ok"
     if status in (408, 504):
@@ -57,7 +57,7 @@ def outcome_of(status: int) -> str:
 
 
 class ServerMetrics:
-    """What the server measures itself, in a registry of its own."""
+    """The server's metrics, in a separate registry."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -67,12 +67,12 @@ class ServerMetrics:
         }
         self._requests = Counter(
             f"{_PREFIX}requests",
-            "HTTP requests for answers, by outcome.",
+            "HTTP requests for completions, by outcome.",
             ["outcome"],
             registry=self._registry,
         )
         for outcome in _OUTCOMES:
-            self._requests.labels(outcome)  # a counter that starts at zero is seen to rise
+            self._requests.labels(outcome)  # export zero, so that the first increase is visible
 
     def count_request(self, status: int) -> None:
         self._requests.labels(outcome_of(status)).inc()
@@ -80,13 +80,13 @@ class ServerMetrics:
     def observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)
 
-    def clock(self) -> "AnswerClock":
-        return AnswerClock(metrics=self)
+    def timer(self) -> "RequestTimer":
+        return RequestTimer(metrics=self)
 
     def render(
         self, *, snapshot: EngineSnapshot | None, status: ContextKVStatus | None, is_healthy: bool
     ) -> bytes:
-        """The exposition text; without the engine's part where it does not answer."""
+        """Return the exposition text; engine metrics only where there is a snapshot or status."""
         families = list(_engine_metrics(snapshot)) if snapshot is not None else []
         if status is not None:
             families.append(_context_kv_metric(status))
@@ -94,8 +94,8 @@ class ServerMetrics:
         return generate_latest(self._registry) + generate_latest(_Rendered(families))
 
 
-class AnswerClock:
-    """Times one answer from when it is made."""
+class RequestTimer:
+    """Times one completion from the timer's creation."""
 
     def __init__(self, *, metrics: ServerMetrics) -> None:
         self._metrics = metrics
@@ -103,8 +103,8 @@ class AnswerClock:
         self._first: float | None = None
         self._last = self._start
 
-    def saw(self, event: TokenEvent) -> float:
-        """Observe an event; seconds from the start to its commit."""
+    def observe(self, event: TokenEvent) -> float:
+        """Record an event's times; return the seconds from the start to its commit."""
         now = event.at
         if event.token_ids:
             name = "inter_token_latency_seconds"
@@ -113,10 +113,10 @@ class AnswerClock:
             self._metrics.observe(name, now - self._last)
             self._last = now
         if event.finish is not None:
-            self._ended(event.finish, now - self._start)
+            self._observe_finish(event.finish, now - self._start)
         return now - self._start
 
-    def _ended(self, finish: Finish, seconds: float) -> None:
+    def _observe_finish(self, finish: Finish, seconds: float) -> None:
         observe = self._metrics.observe
         observe("e2e_request_latency_seconds", seconds)
         observe("request_queue_time_seconds", finish.queue_seconds)
@@ -130,7 +130,7 @@ class AnswerClock:
 
 
 def mean_accept_length(snapshot: EngineSnapshot) -> float:
-    """Tokens per round since start, bonus included; 0.0 before the first round."""
+    """Return tokens per round since start, bonus included; 0.0 before the first round."""
     if not snapshot.num_rounds:
         return 0.0
     return 1 + snapshot.num_accepted_tokens / snapshot.num_rounds
@@ -151,37 +151,43 @@ def _engine_metrics(snapshot: EngineSnapshot) -> Iterator[Metric]:
     yield _counter("spec_decode_num_drafts", "Draft blocks that were verified.", s.num_rounds)
     yield _counter("spec_decode_num_draft_tokens", "Draft tokens verified.", s.num_draft_tokens)
     yield _counter(
-        "spec_decode_num_accepted_tokens", "Draft tokens that stood.", s.num_accepted_tokens
+        "spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", s.num_accepted_tokens
     )
     yield _counters(
         "spec_decode_num_accepted_tokens_per_pos",
-        "Draft tokens that stood, by their position in the block.",
+        "Accepted draft tokens, by position in the block.",
         "position",
         position,
     )
     yield _counter(
         "spec_decode_num_withheld_draft_tokens",
-        "Draft tokens that rounds had room for, but that would not have paid at their load.",
+        "Draft tokens not verified because they would not pay at the current load.",
         s.num_withheld_draft_tokens,
     )
-    yield _counter("prompt_tokens", "Tokens of prompts.", s.num_prompt_tokens)
-    yield _counter("generation_tokens", "Tokens of answers.", s.num_output_tokens)
+    yield _counter("prompt_tokens", "Prompt tokens.", s.num_prompt_tokens)
+    yield _counter("generation_tokens", "Output tokens.", s.num_output_tokens)
     yield _counter(
         "prefix_cache_queries", "Prompt tokens looked up in the cache.", s.num_prompt_tokens
     )
     yield _counter("prefix_cache_hits", "Prompt tokens found in the cache.", s.num_cached_tokens)
-    yield _counter("num_preemptions", "Sequences that gave their pages back.", s.num_preemptions)
+    yield _counter(
+        "num_preemptions",
+        "Sequences whose pages were taken and recomputed later.",
+        s.num_preemptions,
+    )
     yield _counter(
         "processed_logit_rows",
-        "Rows of logits that a request's options changed, once for each rule.",
+        "Rows of logits changed by logits processors, once per processor.",
         s.num_processed_rows,
     )
-    yield _counter("logprob_rows", "Rows whose log probabilities were told.", s.num_logprob_rows)
+    yield _counter(
+        "logprob_rows", "Rows whose log probabilities were returned.", s.num_logprob_rows
+    )
     yield _counters(
-        "request_success", "Finished answers, by reason.", "finished_reason", s.finished
+        "request_success", "Finished completions, by reason.", "finished_reason", s.finished
     )
     yield _counters("stage_seconds", "Time by stage of the step.", "stage", s.stage_seconds)
-    yield _gauge("num_requests_running", "Sequences that take part in steps.", s.num_running)
+    yield _gauge("num_requests_running", "Running sequences.", s.num_running)
     yield _gauge("num_requests_waiting", "Requests in the queue.", s.num_waiting)
     yield _gauge(
         "kv_cache_usage_perc",
@@ -189,7 +195,7 @@ def _engine_metrics(snapshot: EngineSnapshot) -> Iterator[Metric]:
         s.num_used_pages / s.num_pages if s.num_pages else 0.0,
     )
     pages = GaugeMetricFamily(
-        f"{_PREFIX}kv_pages", "Pages of the KV pool, by what holds them.", labels=["state"]
+        f"{_PREFIX}kv_pages", "Pages of the KV pool, by state.", labels=["state"]
     )
     free = s.num_pages - s.num_used_pages - s.num_cached_pages
     for state, count in (
@@ -206,23 +212,23 @@ def _engine_metrics(snapshot: EngineSnapshot) -> Iterator[Metric]:
     )
     yield _gauge(
         "spec_decode_is_parked",
-        "1 while no draft pays at the load of the latest rounds.",
+        "1 while speculation is suspended because no draft pays at the current load.",
         float(s.is_suspended),
     )
     yield _gauge(
         "spec_decode_has_collapsed",
-        "1 while acceptance over the last rounds does not pay for the draft.",
+        "1 while recent acceptance does not pay for the draft.",
         float(s.has_collapsed),
     )
     yield _gauge(
-        "seconds_since_progress", "Since the engine last did a step.", s.seconds_since_progress
+        "seconds_since_progress", "Since the engine's last step.", s.seconds_since_progress
     )
 
 
 def _context_kv_metric(status: ContextKVStatus) -> Metric:
     family = GaugeMetricFamily(
         f"{_PREFIX}context_kv_path",
-        "1 for the path that writes the draft's context keys and values.",
+        "1 for the active path of the context-KV writer.",
         labels=["path", "mode"],
     )
     for path in ("stacked", "per_layer", "none"):

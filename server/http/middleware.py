@@ -1,6 +1,6 @@
-"""What happens to every request around its route: an id, the body's size, HEAD, the crash.
+"""Wraps every route: request ids, body limit, HEAD requests, internal errors.
 
-Plain ASGI: wrapping a response in a task of its own would hide a lost client from the routes.
+Plain ASGI, because Starlette's BaseHTTPMiddleware hides a disconnect from the routes.
 """
 
 import logging
@@ -19,9 +19,9 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestIds:
-    """Takes the client's X-Request-Id, or makes one, and sends it back.
+    """Reads the client's X-Request-Id, or makes one, and returns it in the response.
 
-    It is in `request.state.request_id`. A value that is not 1 to 128 visible ASCII characters
+    Stores it as `request.state.request_id`. A value other than 1 to 128 visible ASCII characters
     is replaced.
     """
 
@@ -40,17 +40,17 @@ class RequestIds:
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
                 if scope["path"].startswith(ANTHROPIC_PATH):
-                    headers["request-id"] = request_id  # as that API's clients look for it
+                    headers["request-id"] = request_id  # the name in that API
             await send(message)
 
         await self._app(scope, receive, send_with_id)
 
 
-class ShortWay:
-    """Leaves in the request's state, as `send_part`, the way out for parts of a long body.
+class DirectSend:
+    """Stores the connection's `send` as `state.send_part`, for the chunks of a streamed body.
 
-    What else wraps `send` looks at a response's head alone, so a head goes through all of it. A
-    part that did, too, would be some seven calls away from the connection.
+    The other middleware only handles response heads. Without it each chunk would pass about seven
+    more calls.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -62,8 +62,8 @@ class ShortWay:
         await self._app(scope, receive, send)
 
 
-class Heads:
-    """Answers HEAD as GET, for whoever only looks; the web server leaves the body out."""
+class HeadRequests:
+    """Handles HEAD as GET; the web server omits the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -75,7 +75,7 @@ class Heads:
 
 
 class BodyLimit:
-    """Refuses a body of more than max_bytes, before it is in memory."""
+    """Refuses a body of more than max_bytes before it is in memory."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self._app = app
@@ -86,21 +86,21 @@ class BodyLimit:
             return await self._app(scope, receive, send)
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdecimal() and int(announced) > self._max_bytes:
-            return await self._refusal(announced).response(scope["path"])(scope, receive, send)
+            return await self._failure(announced).response(scope["path"])(scope, receive, send)
         num_read = 0
 
-        async def counted() -> Message:
+        async def counting_receive() -> Message:
             nonlocal num_read
             message = await receive()
             num_read += len(message.get("body", b""))
             if num_read > self._max_bytes:
-                failure = self._refusal(f"at least {num_read}")
+                failure = self._failure(f"at least {num_read}")
                 raise HTTPException(413, failure.message)
             return message
 
-        await self._app(scope, counted, send)
+        await self._app(scope, counting_receive, send)
 
-    def _refusal(self, found: str) -> Failure:
+    def _failure(self, found: str) -> Failure:
         return Failure(
             413,
             f"the body must be at most {self._max_bytes} bytes; found {found}",
@@ -108,8 +108,8 @@ class BodyLimit:
         )
 
 
-class Crashes:
-    """Answers an exception that nobody foresaw with a plain 500, and logs it with its traceback."""
+class InternalErrors:
+    """Turns an unexpected exception into a 500 response and logs its traceback."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -117,13 +117,13 @@ class Crashes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
-        async def watched(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
             await send(message)
 
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, send_and_note)
         except Exception as error:
             if has_begun or scope["type"] != "http":
                 raise

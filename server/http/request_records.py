@@ -1,4 +1,4 @@
-"""What is kept of an HTTP request for its end: who asked, how it went; never what was said."""
+"""Records each HTTP request for logs, metrics and traces; never prompts or outputs."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,24 +14,24 @@ _TRACE_HEADERS = ("traceparent", "tracestate")  # https://www.w3.org/TR/trace-co
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerRecord:
-    """One answer that came to its end."""
+class CompletionRecord:
+    """One finished completion."""
 
-    asked_at: float  # seconds since the epoch, when its prompt was handed to the engine
+    submitted_at: float  # seconds since the epoch, when the engine got the request
     finish: Finish
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
-    """One answer that was cancelled: its client left, a limit was reached, or another failed."""
+class AbortedCompletion:
+    """One completion cancelled by a disconnect, a time limit or the failure of another."""
 
     num_prompt_tokens: int
-    num_output_tokens: int  # that the engine had told of
+    num_output_tokens: int  # received from the engine
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One HTTP request. Its route adds the answers; the middleware fills in how it ended."""
+    """One HTTP request. Its route adds completions; RequestRecorder adds status and seconds."""
 
     request_id: str
     client: str
@@ -39,19 +39,19 @@ class RequestRecord:
     path: str
     started_at: float  # seconds since the epoch
     trace_headers: Mapping[str, str] = field(default_factory=dict)
-    status: int = 500  # what the client saw or would have seen; of an answer that never began
+    status: int = 500  # also for a client that has disconnected
     seconds: float = 0.0
-    answers: list[AnswerRecord] = field(default_factory=list)
-    given_up: list[GivenUp] = field(default_factory=list)
+    completions: list[CompletionRecord] = field(default_factory=list)
+    aborted: list[AbortedCompletion] = field(default_factory=list)
 
-    def add(self, asked_at: float, finish: Finish) -> None:
-        self.answers.append(AnswerRecord(asked_at, finish))
+    def add(self, submitted_at: float, finish: Finish) -> None:
+        self.completions.append(CompletionRecord(submitted_at, finish))
 
 
-class Records:
-    """Keeps a record of every request, in `request.state.record`, and shows it to whoever listens.
+class RequestRecorder:
+    """Records every request in `request.state.record` and passes the record to the listeners.
 
-    A lost client and a broken stream have left their status in the request's state.
+    A disconnect or a failed stream leaves its status in the request's state.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Records:
         record = state["record"] = _new_record(scope, state["request_id"])
         started = time.perf_counter()
 
-        async def watched(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, send_and_note)
         finally:
             record.status = state.get("status", record.status)
             record.seconds = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""The files that HTTPS needs, looked at before anything is loaded."""
+"""Checks the certificate and key of HTTPS before models are loaded."""
 
 import ssl
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from server.settings.schema import Settings, SettingsError
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A PEM file with the certificate and its chain; the key may lie in the same file."""
+    """A PEM file with the certificate chain, and the key where it is in another file."""
 
     file: str
     keyfile: str | None
 
 
 def certificate_of(settings: Settings) -> Certificate | None:
-    """None for plain HTTP. Raises SettingsError for files that cannot be used together."""
+    """Return the checked certificate, None for plain HTTP. Raises SettingsError."""
     file, keyfile = settings.server.ssl_certfile, settings.server.ssl_keyfile
     if file is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # Without the callback a key with a password would ask for it on the terminal.
+        # Without the callback OpenSSL prompts for the password of an encrypted key.
         context.load_cert_chain(file, keyfile, password=lambda: "")
     except (OSError, ValueError) as error:
         raise SettingsError(

@@ -1,8 +1,8 @@
-"""Spans of requests for an OpenTelemetry collector: waiting, prefill and decoding apart."""
+"""Exports spans to an OpenTelemetry collector: request, queue, prefill and decode."""
 
 from typing import TYPE_CHECKING
 
-from server.http.request_records import AnswerRecord, RequestRecord
+from server.http.request_records import CompletionRecord, RequestRecord
 from server.settings.schema import SettingsError
 
 if TYPE_CHECKING:
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 _NS = 1_000_000_000
 
 
-def traces_to(endpoint: str, *, service_name: str) -> "Traces":
-    """Sends spans over HTTP, in batches, from a thread of its own.
+def otlp_exporter(endpoint: str, *, service_name: str) -> "SpanExporter":
+    """Return an exporter that sends batches over HTTP from a background thread.
 
     Raises SettingsError without the packages of the extra [otel].
     """
@@ -30,14 +30,14 @@ def traces_to(endpoint: str, *, service_name: str) -> "Traces":
         ) from error
     provider = TracerProvider(resource=Resource.create({"service.name": service_name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
-    return Traces(provider=provider)
+    return SpanExporter(provider=provider)
 
 
-class Traces:
-    """A listener of `Records`: one span per request, and in it three for each answer.
+class SpanExporter:
+    """Exports one span per request with three child spans per completion.
 
-    A request that carries a traceparent header joins that trace. Spans are made when a request
-    has ended, with the times at which things were.
+    A listener of RequestRecorder. A request with a traceparent header joins that trace. Spans are
+    created after the request, with its recorded times.
     """
 
     def __init__(self, *, provider: "TracerProvider") -> None:
@@ -62,20 +62,20 @@ class Traces:
                 "dspark.request_id": record.request_id,
             },
         )
-        for answer in record.answers:
-            self._add_stages(span, answer)
+        for completion in record.completions:
+            self._add_stages(span, completion)
         if record.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
         span.end(_ns(record.started_at + record.seconds))
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send pending spans."""
         self._provider.shutdown()
 
-    def _add_stages(self, parent: "Span", answer: AnswerRecord) -> None:
+    def _add_stages(self, parent: "Span", completion: CompletionRecord) -> None:
         from opentelemetry.trace import set_span_in_context
 
-        finish, begin = answer.finish, answer.asked_at
+        finish, begin = completion.finish, completion.submitted_at
         attributes: dict[str, AttributeValue] = {
             "gen_ai.usage.input_tokens": finish.num_prompt_tokens,
             "gen_ai.usage.output_tokens": finish.num_output_tokens,

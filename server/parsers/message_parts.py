@@ -1,8 +1,11 @@
-"""What an answer's text consists of: things said, thoughts, and calls of tools."""
+"""Defines the parts of parsed output: content, reasoning and tool calls."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
+from uuid import uuid4
+
+_CALL_ID_CHARS = 9  # Mistral's templates accept no other length
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,45 +28,45 @@ Part = Content | Reasoning | ToolCall
 
 
 class Parser(Protocol):
-    """Reads one answer's text as it grows.
+    """Parses the text of one completion incrementally.
 
-    The parts, with neighbours of one kind joined, depend on the whole text alone and not on
-    where it is cut. No text is lost but blanks beside calls and thoughts.
+    The merged parts depend on the whole text only, not on how it is split. No text is lost, except
+    whitespace next to tool calls and reasoning.
     """
 
     def push(self, text: str) -> list[Part]:
-        """What is certain now and was not before."""
+        """Return the parts that are certain after this text."""
         ...
 
     def flush(self) -> list[Part]:
-        """The rest, once no more text will come."""
+        """Return the remaining parts at the end of the text."""
         ...
 
 
 NewParser = Callable[[], Parser]
 
 
-class PlainText:
-    """All of it was said."""
+class PlainTextParser:
+    """Returns all text as content."""
 
     def push(self, text: str) -> list[Part]:
-        return said(text)
+        return content_parts(text)
 
     def flush(self) -> list[Part]:
         return []
 
 
-def said(text: str) -> list[Part]:
+def content_parts(text: str) -> list[Part]:
     return [Content(text)] if text else []
 
 
-def read_whole(parser: Parser, text: str) -> list[Part]:
-    """The parts of a complete text, neighbours of one kind joined."""
-    return joined([*parser.push(text), *parser.flush()])
+def parse_complete(parser: Parser, text: str) -> list[Part]:
+    """Return the merged parts of a complete text."""
+    return merge_parts([*parser.push(text), *parser.flush()])
 
 
-def joined(parts: Iterable[Part]) -> list[Part]:
-    """The same with neighbouring texts of one kind as one part."""
+def merge_parts(parts: Iterable[Part]) -> list[Part]:
+    """Merge adjacent parts of content, and of reasoning."""
     result: list[Part] = []
     for part in parts:
         last = result[-1] if result else None
@@ -76,9 +79,13 @@ def joined(parts: Iterable[Part]) -> list[Part]:
     return result
 
 
-def num_undecided(text: str, tag: str) -> int:
-    """Trailing characters of a text that may be the beginning of the tag, which is not in it."""
+def partial_tag_len(text: str, tag: str) -> int:
+    """Return the length of the longest suffix that may begin the tag; the text lacks the tag."""
     for length in range(min(len(tag) - 1, len(text)), 0, -1):
         if text.endswith(tag[:length]):
             return length
     return 0
+
+
+def new_call_id() -> str:
+    return uuid4().hex[:_CALL_ID_CHARS]

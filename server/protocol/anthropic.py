@@ -1,4 +1,4 @@
-"""Bodies of Anthropic's routes."""
+"""Defines the bodies of Anthropic's routes."""
 
 import json
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ Content = Annotated[
 
 
 class ToolUseBlock(Body):
-    """A call that the assistant made."""
+    """A tool call of the assistant."""
 
     IGNORED = frozenset({"cache_control", "caller"})
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {"toolset_name": ()}
@@ -55,7 +55,7 @@ class ToolUseBlock(Body):
 
 
 class ThinkingBlock(Body):
-    """What the assistant thought."""
+    """Reasoning of the assistant."""
 
     IGNORED = frozenset({"signature"})
 
@@ -64,7 +64,7 @@ class ThinkingBlock(Body):
 
 
 class ToolResultBlock(Body):
-    """What a call came to."""
+    """The result of a tool call."""
 
     IGNORED = frozenset({"cache_control", "is_error"})
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {"toolset_name": ()}
@@ -98,7 +98,7 @@ Block = Annotated[
 
 
 class Turn(Body):
-    """What one side said."""
+    """One message of the user or the assistant."""
 
     role: Literal["user", "assistant"]
     content: Annotated[
@@ -107,21 +107,21 @@ class Turn(Body):
     ]
 
     def messages(self) -> list[Message]:
-        """In the words of the other chat API, where the result of a call is a message."""
+        """Convert to chat messages; each tool result becomes a message."""
         if isinstance(self.content, str):
             return [Message(role=self.role, content=self.content)]
         results = [b.message() for b in self.content if isinstance(b, ToolResultBlock)]
         text = _joined([block for block in self.content if isinstance(block, TextBlock)])
         calls = [block.call() for block in self.content if isinstance(block, ToolUseBlock)]
-        thoughts = "".join(b.thinking for b in self.content if isinstance(b, ThinkingBlock))
+        reasoning = "".join(b.thinking for b in self.content if isinstance(b, ThinkingBlock))
         if results and not text:
             return results
-        said: dict[str, Any] = {"role": self.role, "content": text}
+        message: dict[str, Any] = {"role": self.role, "content": text}
         if calls:
-            said["tool_calls"] = calls
-        if thoughts:
-            said["reasoning_content"] = thoughts
-        return [*results, Message.model_validate(said)]
+            message["tool_calls"] = calls
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        return [*results, Message.model_validate(message)]
 
     @model_validator(mode="after")
     def _blocks_belong_to_the_role(self) -> Self:
@@ -148,10 +148,10 @@ class AnthropicTool(Body):
     name: ToolName
     description: Text | None = None
     input_schema: dict[str, Any]
-    strict: bool | None = None  # the input keeps to the schema without fail
+    strict: bool | None = None  # the input must match the schema
 
-    def offered(self) -> dict[str, Any]:
-        """As chat templates know tools."""
+    def for_template(self) -> dict[str, Any]:
+        """Return the tool for a chat template."""
         function = {"name": self.name, "parameters": self.input_schema}
         if self.description is not None:
             function["description"] = self.description
@@ -160,7 +160,7 @@ class AnthropicTool(Body):
 
 class ToolChoice(Body):
     type: Literal["auto", "none", "any", "tool"]
-    name: Text | None = None  # the one that is to be called
+    name: Text | None = None  # the tool that must be called
     disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")
@@ -171,7 +171,7 @@ class ToolChoice(Body):
 
 
 class CountBody(Body):
-    """What the tokens of a prompt are counted from."""
+    """A prompt whose tokens are counted."""
 
     IGNORED = _NO_EFFECT
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
@@ -191,11 +191,11 @@ class CountBody(Body):
     tool_choice: ToolChoice | None = None
 
     @property
-    def offered(self) -> list[dict[str, Any]]:
-        """The tools as a chat template is given them; none if they are not to be called."""
+    def template_tools(self) -> list[dict[str, Any]]:
+        """The tools for the chat template; empty with tool_choice "none"."""
         if self.tool_choice is not None and self.tool_choice.type == "none":
             return []
-        return [tool.offered() for tool in self.tools or []]
+        return [tool.for_template() for tool in self.tools or []]
 
     def tool_choice_mode(self) -> ToolChoiceMode | None:
         choice = self.tool_choice or ToolChoice(type="auto")
@@ -215,38 +215,38 @@ class CountBody(Body):
         )
 
     @model_validator(mode="after")
-    def _calls_can_be_had(self) -> Self:
+    def _tool_choice_is_valid(self) -> Self:
         choice, names = self.tool_choice, [tool.name for tool in self.tools or []]
         if choice is None or choice.type in ("auto", "none"):
             return self
         if not names or (choice.name is not None and choice.name not in names):
             offered = ", ".join(names)[:200] or "no tools"
             found = choice.name or "any"
-            message = f"asks for a call of {found}; offered: {offered}"
+            message = f"requires a call of {found}; offered: {offered}"
             raise field_error("kind", "tool_choice", message)
         return self
 
     def chat(self) -> list[Message]:
-        """The prompt as a chat: what the system says first, if anything, then the turns."""
+        """Return the prompt as chat messages: the system message, if any, then the turns."""
         turns = [message for turn in self.messages for message in turn.messages()]
         system = _joined(self.system or "")
         return [Message(role="system", content=system), *turns] if system else turns
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the answer goes on with what the assistant is made to have begun."""
+    def continue_final_message(self) -> bool:
+        """Whether the output continues a final assistant message."""
         return self.messages[-1].role == "assistant"
 
     @model_validator(mode="after")
-    def _begun_with_text(self) -> Self:
-        if self.goes_on and not self.chat()[-1].plain()["content"].strip():
+    def _final_assistant_message_has_text(self) -> Self:
+        if self.continue_final_message and not self.chat()[-1].for_template()["content"].strip():
             last = f"messages.{len(self.messages) - 1}.content"
-            raise field_error("kind", last, "must say something where the assistant goes on")
+            raise field_error("kind", last, "must not be blank in a final assistant message")
         return self
 
 
 class MessagesBody(CountBody, SamplingFields):
-    """A prompt and how to answer it. Sampling fields of the other routes are understood too."""
+    """A prompt and its sampling fields, which include those of the other routes."""
 
     IGNORED = _NO_EFFECT
     UNSERVED = CountBody.UNSERVED
@@ -257,7 +257,7 @@ class MessagesBody(CountBody, SamplingFields):
 
     @field_validator("stop_sequences")
     @classmethod
-    def _each_says_something(cls, stops: list[str] | None) -> list[str] | None:
+    def _check_stop_sequences(cls, stops: list[str] | None) -> list[str] | None:
         return SamplingFields.check_stops(stops)
 
     @property

@@ -1,4 +1,4 @@
-"""What every request body has in common: what is not served is refused by name, not ignored."""
+"""Defines the base of all request bodies; it refuses unknown and unserved fields by name."""
 
 import json
 from collections.abc import Mapping
@@ -12,12 +12,11 @@ from server.errors.validation_errors import field_error, quote
 
 
 class Body(BaseModel):
-    """A JSON object. Types are exact: "5" is no number and 1 is no boolean.
+    """A JSON object with exact types: "5" is no number and 1 is no boolean.
 
-    UNSERVED names fields of the API that this server does not serve, each with the values that
-    ask for nothing; those (and null) are accepted, anything else is refused. IGNORED fields
-    have no effect on an answer, so they are accepted whatever they say. ELSEWHERE gives names
-    that are looked for here, but are at home in another object.
+    UNSERVED maps fields that this server does not serve to their neutral values. Null and these
+    values are accepted, others are refused. IGNORED fields do not affect the output and accept any
+    value. ELSEWHERE maps common misplaced names to the path of the right field.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -28,7 +27,7 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _keep_what_is_served(cls, data: Any) -> Any:
+    def _drop_unserved_fields(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         kept = {}
@@ -55,12 +54,12 @@ def _check_neutral(name: str, value: object, neutral: tuple[object, ...]) -> Non
     ):
         return
     accepted = " or ".join(json.dumps(other) for other in (None, *neutral))
-    message = f"is not served here; leave it out (accepted: {accepted}); found {quote(value)}"
+    message = f"is not supported; leave it out (accepted: {accepted}); found {quote(value)}"
     raise field_error("unserved_field", name, message)
 
 
 def _encodable(text: str) -> str:
-    """JSON can carry half of a surrogate pair, which is no text."""
+    """Refuse lone surrogates, which JSON can contain but UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Prompts, chats and sampling fields, as all routes for answers have them."""
+"""Defines prompts, chat messages and sampling fields that several APIs share."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -38,9 +38,9 @@ class TextPart(Body):
 
 
 class Message(Body):
-    """One turn of a chat. Its content is text, or a list of text parts.
+    """One chat message. Its content is text, or a list of text parts.
 
-    An assistant that only called tools has no content.
+    An assistant message that only calls tools has no content.
     """
 
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
@@ -49,7 +49,7 @@ class Message(Body):
         "refusal": (),
         "annotations": ([],),
     }
-    IGNORED = frozenset({"name", "parsed"})  # parsed: by the official client, which hands it back
+    IGNORED = frozenset({"name", "parsed"})  # parsed: sent back by the official client
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
@@ -62,25 +62,25 @@ class Message(Body):
             custom_error_message="Input should be a string or a list of text parts",
         ),
     ] = None
-    tool_calls: list[CallBody] | None = None  # that the assistant made
-    tool_call_id: Text | None = None  # which one a tool's message answers
-    reasoning_content: Text | None = None  # what the assistant thought
+    tool_calls: list[CallBody] | None = None  # of the assistant
+    tool_call_id: Text | None = None  # the call whose result this is
+    reasoning_content: Text | None = None  # of the assistant
 
-    def plain(self) -> dict[str, Any]:
-        """As chat templates want it. They know no developer: it is today's word for system."""
+    def for_template(self) -> dict[str, Any]:
+        """Return the message for a chat template; role developer becomes system."""
         text = self.content or ""
         if not isinstance(text, str):
             text = "\n".join(part.text for part in text)
-        plain: dict[str, Any] = {
+        message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
             "content": text,
         }
         if self.tool_calls:
-            plain["tool_calls"] = [call.plain() for call in self.tool_calls]
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         for name in ("tool_call_id", "reasoning_content"):
             if (value := getattr(self, name)) is not None:
-                plain[name] = value
-        return plain
+                message[name] = value
+        return message
 
     @model_validator(mode="after")
     def _fields_belong_to_the_role(self) -> Self:
@@ -99,7 +99,7 @@ class Message(Body):
 Messages = Annotated[list[Message], Field(min_length=1)]
 
 
-_TEMPLATE_OPTIONS = frozenset(  # of transformers' apply_chat_template; the server sets them itself
+_TEMPLATE_OPTIONS = frozenset(  # of transformers' apply_chat_template, which the server sets
     {
         "add_generation_prompt",
         "chat_template",
@@ -121,17 +121,17 @@ _TEMPLATE_OPTIONS = frozenset(  # of transformers' apply_chat_template; the serv
 )
 
 
-def _only_for_the_template(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _without_reserved_options(kwargs: dict[str, Any]) -> dict[str, Any]:
     if taken := sorted(_TEMPLATE_OPTIONS & set(kwargs)):
-        raise ValueError(f"must not name {', '.join(taken)}, which the server sets itself")
+        raise ValueError(f"must not contain {', '.join(taken)}, which the server sets")
     return kwargs
 
 
-TemplateKwargs = Annotated[dict[Text, Any], AfterValidator(_only_for_the_template)]
+TemplateKwargs = Annotated[dict[Text, Any], AfterValidator(_without_reserved_options)]
 
 
 class SamplingFields(Body):
-    """The sampling fields that both APIs call by the same names."""
+    """Sampling fields with the same name in every API."""
 
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -154,20 +154,20 @@ class SamplingFields(Body):
 
     @field_validator("top_k")
     @classmethod
-    def _is_off_or_counts(cls, top_k: int | None) -> int | None:
+    def _check_top_k(cls, top_k: int | None) -> int | None:
         if top_k is not None and (top_k < -1 or top_k == 0):
             raise ValueError("must be -1 (off) or at least 1")
         return top_k
 
     @field_validator("stop")
     @classmethod
-    def _says_something(cls, stop: str | list[str] | None) -> str | list[str] | None:
+    def _check_stop(cls, stop: str | list[str] | None) -> str | list[str] | None:
         cls.check_stops([stop] if isinstance(stop, str) else stop)
         return stop
 
     @staticmethod
     def check_stops(stops: list[str] | None) -> list[str] | None:
-        """The same list. Raises ValueError for an empty stop, and for too many of them."""
+        """Return the list. Raises ValueError for an empty stop, and for too many stops."""
         stops = stops or []
         if not all(stops):
             raise ValueError("must not contain an empty string")
@@ -183,23 +183,23 @@ class SamplingFields(Body):
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def asked_seed(self) -> int | None:
+    def effective_seed(self) -> int | None:
         return self.seed
 
     @property
     def num_choices(self) -> int:
-        """Answers of one prompt."""
+        """Number of choices of one prompt."""
         return 1
 
     def engine_options(self) -> EngineOptions:
         return EngineOptions()
 
     def grammar_spec(self, prefix: str = "") -> GrammarSpec | None:
-        """What the answer must keep to. prefix: what a client writes before the fields' names."""
+        """Return the grammar of the output. prefix: path of the object with the grammar fields."""
         return None
 
     def token_limit(self) -> tuple[str, int | None]:
-        """The field that limits the answer's tokens, and what it says."""
+        """Return the name and value of the field that limits the output's tokens."""
         raise NotImplementedError
 
 

@@ -1,13 +1,13 @@
-"""Options of a request beyond plain sampling, as the engine calls them."""
+"""Defines engine options of a request in addition to plain sampling."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """None is what a client left out.
+    """Options of a request; None is a missing field.
 
-    min_tokens comes with the client's name for it, for refusals.
+    min_tokens includes the field's name, for error messages.
     """
 
     repetition_penalty: float | None = None
@@ -19,7 +19,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class LogprobOptions:
-    """What a client wants to know of its tokens."""
+    """The log probabilities that a request returns."""
 
-    num_top: int  # of the likeliest tokens beside each
-    prompt_from: int | None = None  # first prompt position to tell of; None: none of them
+    num_top: int  # likeliest tokens per position
+    prompt_from: int | None = None  # first prompt position; None: no prompt logprobs

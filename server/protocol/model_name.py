@@ -1,17 +1,17 @@
-"""The one model that is served, and requests for another."""
+"""Checks the model name of a request."""
 
 from server.errors.api_errors import ApiError
 
 
-def check_model(asked: str | None, served: str) -> None:
-    """Raises ApiError (404) for another name; none at all means the served one."""
-    if asked is not None and asked != served:
-        raise unknown_model(asked, served)
+def check_model(requested: str | None, served: str) -> None:
+    """Raises ApiError (404) for a name other than the served one; None is accepted."""
+    if requested is not None and requested != served:
+        raise unknown_model(requested, served)
 
 
-def unknown_model(asked: str, served: str) -> ApiError:
+def unknown_model(requested: str, served: str) -> ApiError:
     return ApiError(
-        f"model {asked!r} is not served; accepted: {served!r}",
+        f"model {requested!r} is not served; accepted: {served!r}",
         status=404,
         param="model",
         code="model_not_found",

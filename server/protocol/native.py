@@ -1,4 +1,4 @@
-"""Bodies of the native routes, with SGLang's field names."""
+"""Defines the bodies of /generate and the other native routes, with SGLang's names."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -43,7 +43,7 @@ class SamplingBody(OptionFields):
     def min_length(self) -> tuple[str, int | None]:
         return "min_new_tokens", self.min_new_tokens
 
-    def asked_seed(self) -> int | None:
+    def effective_seed(self) -> int | None:
         return self.seed if self.sampling_seed is None else self.sampling_seed
 
     @model_validator(mode="after")
@@ -56,14 +56,14 @@ class SamplingBody(OptionFields):
 
 
 def _one_or_many(value: object) -> str | None:
-    """Whether a field holds one value or a list with one for each prompt."""
+    """Return the union branch of a field with one value, or a list of one per prompt."""
     if value is None:
         return "<none>"
     return "<many>" if isinstance(value, list) else "<one>"
 
 
 def _one_list_or_many(value: object) -> str | None:
-    """The same for a value that is a list itself: a list of lists is many."""
+    """Return the union branch of a field whose values are lists."""
     if value is None:
         return "<none>"
     if not isinstance(value, list):
@@ -82,7 +82,7 @@ _AtMost = Field(min_length=1, max_length=MAX_PROMPTS)
 
 
 class GenerateBody(Body):
-    """Exactly one of text, input_ids and messages; a list of them is answered by a list."""
+    """Exactly one of text, input_ids and messages; a list of prompts returns a list."""
 
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "token_ids_logprob": (),
@@ -138,17 +138,17 @@ class GenerateBody(Body):
         _choice(_one_or_many, "a string or a list of strings"),
     ] = None
     stream: bool = False
-    return_logprob: bool = False  # this and the next three hold for all prompts
-    logprob_start_len: int = Field(-1, ge=-1)  # first prompt token to tell of; -1: none of them
+    return_logprob: bool = False  # this and the next three apply to all prompts
+    logprob_start_len: int = Field(-1, ge=-1)  # first prompt position; -1: no prompt logprobs
     top_logprobs_num: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
     return_text_in_logprobs: bool = False
-    token_by_token: bool = False  # a stream has an event for each token
+    token_by_token: bool = False  # one stream event per token
     chat_template_kwargs: TemplateKwargs | None = None
-    incremental_stream_output: bool = False  # a stream's events carry what is new, not all so far
+    incremental_stream_output: bool = False  # stream events have only new text and tokens
 
     @property
-    def is_many(self) -> bool:
-        """Whether the answer is a list."""
+    def is_list(self) -> bool:
+        """Whether the response is a list."""
         if self.text is not None:
             return isinstance(self.text, list)
         prompt = self.input_ids if self.input_ids is not None else self.messages
@@ -161,9 +161,9 @@ class GenerateBody(Body):
         return LogprobOptions(self.top_logprobs_num, start if start >= 0 else None)
 
     @model_validator(mode="after")
-    def _nothing_is_told_unasked(self) -> Self:
-        for name, unasked in (("logprob_start_len", -1), ("top_logprobs_num", 0)):
-            if getattr(self, name) != unasked and not self.return_logprob:
+    def _logprob_fields_need_return_logprob(self) -> Self:
+        for name, default in (("logprob_start_len", -1), ("top_logprobs_num", 0)):
+            if getattr(self, name) != default and not self.return_logprob:
                 raise field_error("kind", name, "is only accepted with 'return_logprob': true")
         return self
 
@@ -177,13 +177,13 @@ class GenerateBody(Body):
         return self
 
     @model_validator(mode="after")
-    def _one_of_each_for_each_prompt(self) -> Self:
+    def _lists_match_the_prompts(self) -> Self:
         prompts = self.text or self.input_ids or self.messages or []
         for name in ("sampling_params", "rid"):
             values = getattr(self, name)
             if not isinstance(values, list):
                 continue
-            if not self.is_many:
+            if not self.is_list:
                 raise field_error(
                     "kind", name, "is a list, but there is one prompt; send one value"
                 )
@@ -198,7 +198,7 @@ class AbortBody(Body):
     abort_all: bool = False
 
     @model_validator(mode="after")
-    def _says_whom(self) -> Self:
+    def _one_target(self) -> Self:
         if (self.rid is None) != self.abort_all:
             raise ValueError("send exactly one of 'rid' and 'abort_all': true")
         return self
@@ -209,7 +209,7 @@ class ContextKVBody(Body):
 
 
 class TokenizeBody(Body):
-    """Exactly one of text (or prompt, which means the same) and messages."""
+    """Exactly one of text (or its alias prompt) and messages."""
 
     IGNORED = frozenset({"model"})
 
@@ -217,7 +217,7 @@ class TokenizeBody(Body):
     prompt: Text | None = None
     messages: Messages | None = None
     chat_template_kwargs: TemplateKwargs | None = None
-    add_special_tokens: bool = True  # of a text; a chat template writes its own
+    add_special_tokens: bool = True  # of a text; a chat template contains its own
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

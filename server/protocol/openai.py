@@ -1,4 +1,4 @@
-"""Bodies of the OpenAI routes."""
+"""Defines the bodies of the OpenAI routes."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self, cast
@@ -47,12 +47,12 @@ class StreamOptions(Body):
     IGNORED = frozenset({"include_obfuscation"})
 
     include_usage: bool = False
-    continuous_usage_stats: bool = False  # usage so far in every chunk, vLLM's name
-    token_by_token: bool = False  # a chunk for each token, however many a step has committed
+    continuous_usage_stats: bool = False  # usage so far in every chunk, as in vLLM
+    token_by_token: bool = False  # one chunk per token
 
 
 class OpenAIBody(OptionFields, OpenAIGrammarFields):
-    """What completions and chat completions share."""
+    """Fields of both completions and chat completions."""
 
     IGNORED = _NO_EFFECT
 
@@ -61,7 +61,7 @@ class OpenAIBody(OptionFields, OpenAIGrammarFields):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1)
     min_tokens: int | None = Field(None, ge=0)
-    return_speculation: bool | None = None  # how the draft fared, in each choice at its end
+    return_speculation: bool | None = None  # statistics in each finished choice
 
     def token_limit(self) -> tuple[str, int | None]:
         return "max_tokens", self.max_tokens
@@ -77,14 +77,14 @@ class OpenAIBody(OptionFields, OpenAIGrammarFields):
         return self.stream_options or StreamOptions()
 
     @model_validator(mode="after")
-    def _options_belong_to_a_stream(self) -> Self:
+    def _stream_options_need_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise field_error("kind", "stream_options", "is only accepted with 'stream': true")
         return self
 
 
 def _prompt_kind(value: object) -> str | None:
-    """Strings or token ids, one or many; told by the first item, checked by the branch."""
+    """Return the union branch of a prompt, by its first item."""
     if isinstance(value, str):
         return "<text>"
     if not isinstance(value, list) or not value:
@@ -103,7 +103,7 @@ class CompletionBody(OpenAIBody):
         "suffix": ("",),
     }
 
-    echo: bool | None = None  # the prompt before the answer
+    echo: bool | None = None  # return the prompt before the output
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
     prompt: Annotated[
@@ -127,7 +127,7 @@ class CompletionBody(OpenAIBody):
         return LogprobOptions(self.logprobs, 0 if self.echo else None)
 
     def prompts(self) -> list[str | list[int]]:
-        """One prompt for each choice of the answer."""
+        """Return the prompts as a list."""
         is_many = _prompt_kind(self.prompt) in ("<texts>", "<many ids>")
         return cast("list[str | list[int]]", self.prompt if is_many else [self.prompt])
 
@@ -163,7 +163,7 @@ class ChatBody(OpenAIBody, ToolFields):
         return LogprobOptions(self.top_logprobs or 0) if self.logprobs else None
 
     @model_validator(mode="after")
-    def _nothing_is_told_unasked(self) -> Self:
+    def _top_logprobs_need_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise field_error("kind", "top_logprobs", "is only accepted with 'logprobs': true")
         return self

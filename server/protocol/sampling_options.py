@@ -1,4 +1,4 @@
-"""Sampling fields that shape the logits themselves, and how many answers there are."""
+"""Defines fields that change logits, and the number of choices."""
 
 import re
 from typing import Any
@@ -9,24 +9,24 @@ from server.errors.validation_errors import field_error, quote
 from server.protocol.engine_options import EngineOptions
 from server.protocol.structured_output import GrammarFields
 
-MAX_CHOICES = 128  # answers of one prompt
+MAX_CHOICES = 128  # of one prompt
 _MAX_BIASES = 1024  # tokens in one logit_bias
-_BIAS = 100  # largest number to add
+_BIAS = 100  # largest absolute bias
 _TOKEN_ID = re.compile(r"\d{1,18}", re.ASCII)
 
 
 class OptionFields(GrammarFields):
-    """The fields that /generate and the OpenAI routes call by the same names."""
+    """Fields with the same name in /generate and the OpenAI routes."""
 
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, Any] | None = None  # token ids as strings: JSON has no other keys
+    logit_bias: dict[str, Any] | None = None  # token ids as strings, because JSON keys are strings
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
 
     @field_validator("logit_bias")
     @classmethod
-    def _names_tokens(cls, bias: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _check_logit_bias(cls, bias: dict[str, Any] | None) -> dict[str, Any] | None:
         if bias is None:
             return None
         if len(bias) > _MAX_BIASES:
@@ -40,7 +40,7 @@ class OptionFields(GrammarFields):
                 message = f"must be a number from -{_BIAS} to {_BIAS}; found {quote(value)}"
                 raise field_error("bias", name, message)
         if len({int(name) for name in bias}) < len(bias):
-            raise ValueError("must name each token once")
+            raise ValueError("must contain each token once")
         return bias
 
     @property
@@ -48,7 +48,7 @@ class OptionFields(GrammarFields):
         return self.n or 1
 
     def min_length(self) -> tuple[str, int | None]:
-        """The field that says how short an answer may not be, and what it says."""
+        """Return the name and value of the field for the minimum of output tokens."""
         raise NotImplementedError
 
     def engine_options(self) -> EngineOptions:

@@ -1,4 +1,4 @@
-"""Fields that say what an answer must look like, by all the names that clients have for them."""
+"""Defines the fields for grammars, under the names of several servers."""
 
 import json
 from collections.abc import Iterator
@@ -15,15 +15,15 @@ Source = tuple[GrammarKind | Literal["json_object"], str, Any]  # kind, the fiel
 
 
 class GrammarFields(SamplingFields):
-    """One grammar at most."""
+    """Grammar fields; a request may have one grammar."""
 
     json_schema: Any = None  # a schema, or its JSON as text
-    regex: Text | None = None  # of the whole answer
+    regex: Text | None = None  # of the whole output
     ebnf: Text | None = None  # GBNF (`root ::= ...`) or Lark (`start: ...`)
-    choice: list[Text] | None = None  # the answer is one of these
+    choice: list[Text] | None = None  # the output is one of these
 
     def grammar_sources(self) -> Iterator[Source]:
-        """Every field that may ask for a grammar; the value is None where it does not."""
+        """Yield every grammar field; the value is None where it is not set."""
         yield "json_schema", "json_schema", self.json_schema
         yield "regex", "regex", self.regex
         yield "ebnf", "ebnf", self.ebnf
@@ -46,7 +46,7 @@ class GrammarFields(SamplingFields):
                 raise field_error("grammar", field, f"{error}; found {quote(value)}") from error
         if len(given) > 1:
             raise field_error(
-                "grammar", given[1][1], f"and '{given[0][1]}' both ask for a grammar; send one"
+                "grammar", given[1][1], f"and '{given[0][1]}' both set a grammar; send one"
             )
         return self
 
@@ -67,9 +67,9 @@ class ResponseFormat(Body):
                 yield "json_schema", "response_format.json_schema.schema", schema
 
     @model_validator(mode="after")
-    def _a_schema_where_it_belongs(self) -> Self:
+    def _json_schema_matches_type(self) -> Self:
         if (self.json_schema is not None) != (self.type == "json_schema"):
-            message = "is asked for by 'type': 'json_schema', and by nothing else"
+            message = "is required with 'type': 'json_schema', and only accepted there"
             raise field_error("kind", "json_schema", message)
         known = {"name": str, "description": str, "strict": bool, "schema": object}
         for name, value in (self.json_schema or {}).items():
@@ -84,7 +84,7 @@ class ResponseFormat(Body):
         return self
 
 
-# vLLM's names: those of `structured_outputs`, and the older ones at the top.
+# vLLM's names inside `structured_outputs`.
 _STRUCTURED: dict[str, GrammarKind | Literal["json_object"]] = {
     "json": "json_schema",
     "regex": "regex",
@@ -118,7 +118,7 @@ class OpenAIGrammarFields(GrammarFields):
     def _known_structures(self) -> Self:
         for name, value in (self.structured_outputs or {}).items():
             if name not in _STRUCTURED and value not in (None, False):
-                message = f"is not served; accepted: {', '.join(_STRUCTURED)}"
+                message = f"is not supported; accepted: {', '.join(_STRUCTURED)}"
                 raise field_error(
                     "unserved_field", f"structured_outputs.{quote(name)[1:-1]}", message
                 )
@@ -126,7 +126,7 @@ class OpenAIGrammarFields(GrammarFields):
 
 
 def grammar_of(kind: GrammarKind | Literal["json_object"], field: str, value: Any) -> GrammarSpec:
-    """Raises ValueError where the value is of another kind, too long, or empty."""
+    """Return the grammar of a field. Raises ValueError for a wrong type, or bad length."""
     match kind:
         case "json_object":
             if value is not True:

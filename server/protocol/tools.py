@@ -1,4 +1,4 @@
-"""Tools that a chat offers, and calls of them in earlier turns."""
+"""Defines tools, tool choices, and tool calls of earlier messages."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from server.errors.validation_errors import field_error, quote
 from server.protocol.base import Body, Text
 from server.structured_output.grammar_spec import GrammarSpec
 
-_MOST_TOOLS = 256
+_MAX_TOOLS = 256
 
 ToolName = Annotated[Text, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.\-]+$")]
 
@@ -21,15 +21,15 @@ class FunctionBody(Body):
     name: ToolName
     description: Text | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # arguments keep to parameters without fail
+    strict: bool | None = None  # arguments must match parameters
 
 
 class ToolBody(Body):
     type: Literal["function"]
     function: FunctionBody
 
-    def plain(self) -> dict[str, Any]:
-        """As chat templates know tools."""
+    def for_template(self) -> dict[str, Any]:
+        """Return the tool for a chat template."""
         return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
 
 
@@ -40,22 +40,22 @@ def _distinct(tools: list[ToolBody]) -> list[ToolBody]:
     return tools
 
 
-Tools = Annotated[list[ToolBody], Field(max_length=_MOST_TOOLS), AfterValidator(_distinct)]
+Tools = Annotated[list[ToolBody], Field(max_length=_MAX_TOOLS), AfterValidator(_distinct)]
 
 
 class CalledFunction(Body):
-    IGNORED = frozenset({"parsed_arguments"})  # by the official client, which hands them back
+    IGNORED = frozenset({"parsed_arguments"})  # sent back by the official client
 
     name: Text
     arguments: Text  # JSON
 
     def parsed(self) -> dict[str, Any]:
-        """What templates want. An empty text is no arguments."""
+        """Return the arguments as an object; empty text is no arguments."""
         value: dict[str, Any] = json.loads(self.arguments or "{}")
         return value
 
 
-def _has_arguments(function: CalledFunction) -> CalledFunction:
+def _check_arguments(function: CalledFunction) -> CalledFunction:
     value: object = None
     with suppress(ValueError, RecursionError):
         value = function.parsed()
@@ -65,30 +65,30 @@ def _has_arguments(function: CalledFunction) -> CalledFunction:
 
 
 class CallBody(Body):
-    """A call that the assistant made, as it was told."""
+    """A tool call of an assistant message."""
 
     IGNORED = frozenset({"index"})
 
     id: Text | None = None
     type: Literal["function"] = "function"
-    function: Annotated[CalledFunction, AfterValidator(_has_arguments)]
+    function: Annotated[CalledFunction, AfterValidator(_check_arguments)]
 
-    def plain(self) -> dict[str, Any]:
-        called = {"name": self.function.name, "arguments": self.function.parsed()}
-        return {"id": self.id, "type": "function", "function": called}
+    def for_template(self) -> dict[str, Any]:
+        function = {"name": self.function.name, "arguments": self.function.parsed()}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool that may be called, and what its arguments must be."""
+    """A tool that may be called, and the schema of its arguments."""
 
     name: str
-    field: str  # the client's name for its parameters
+    field: str  # path of its parameters in the request
     parameters: Mapping[str, Any] | None
     is_strict: bool
 
     def arguments(self) -> GrammarSpec:
-        """Raises ValueError for a strict tool whose arguments could be no object."""
+        """Return the arguments' grammar. Raises ValueError for a strict non-object schema."""
         schema = dict(self.parameters or {})
         if schema.get("type", "object") != "object":
             if self.is_strict:
@@ -100,11 +100,11 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoiceMode:
-    """Which tools may be called, and what is promised of it."""
+    """Which tools may be called, and the constraints on calls."""
 
     tools: tuple[OfferedTool, ...]
-    is_required: bool  # there is a call
-    is_single: bool  # there is one at most
+    is_required: bool  # at least one call
+    is_single: bool  # at most one call
 
     @property
     def needs_grammar(self) -> bool:
@@ -114,7 +114,7 @@ class ToolChoiceMode:
 def tool_choice_of(
     tools: Sequence[OfferedTool], *, is_required: bool, is_single: bool, name: str | None = None
 ) -> ToolChoiceMode | None:
-    """None where there are no tools. name: the one that is to be called."""
+    """Return the mode; None without tools. name: the one tool that must be called."""
     if not tools:
         return None
     if name is not None:
@@ -125,7 +125,7 @@ def tool_choice_of(
 
 
 def chosen_name(choice: object) -> str | None:
-    """The function that a tool_choice names, if it names one."""
+    """Return the function name in a tool_choice; None if it has none."""
     match choice:
         case {"type": "function", "function": {"name": str(name), **more}, **others}:
             return None if more or others else name
@@ -134,35 +134,35 @@ def chosen_name(choice: object) -> str | None:
 
 
 def check_tool_choice(choice: object, tools: Sequence[ToolBody]) -> None:
-    """Raises for a choice that is none, or that none of the tools can fulfil."""
+    """Raises field_error for an invalid choice, and for a tool that is not offered."""
     if choice in (None, "none", "auto"):
         return
     name, names = chosen_name(choice), [tool.function.name for tool in tools]
     if choice != "required" and name is None:
         message = (
-            "must be 'none', 'auto', 'required' or a function by its name "
+            "must be 'none', 'auto', 'required' or a function "
             '({"type": "function", "function": {"name": ...}}); found ' + quote(choice)
         )
         raise field_error("kind", "tool_choice", message)
     if not names or (name is not None and name not in names):
-        accepted = ", ".join(names) or "none, for there are no tools"
+        accepted = ", ".join(names) or "none, because there are no tools"
         found = "a call" if name is None else quote(name)
-        raise field_error("kind", "tool_choice", f"asks for {found}; offered: {accepted[:200]}")
+        raise field_error("kind", "tool_choice", f"requires {found}; offered: {accepted[:200]}")
 
 
 class ToolFields(Body):
-    """The tools of a chat by the OpenAI API's names."""
+    """Tool fields with the OpenAI API's names."""
 
     tools: Tools | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
 
     @property
-    def offered(self) -> list[dict[str, Any]]:
-        """The tools as a chat template is given them; none if they are not to be called."""
+    def template_tools(self) -> list[dict[str, Any]]:
+        """The tools for the chat template; empty with tool_choice "none"."""
         if self.tool_choice == "none":
             return []
-        return [tool.plain() for tool in self.tools or []]
+        return [tool.for_template() for tool in self.tools or []]
 
     def tool_choice_mode(self) -> ToolChoiceMode | None:
         tools = [] if self.tool_choice == "none" else self.tools or []
@@ -182,6 +182,6 @@ class ToolFields(Body):
         )
 
     @model_validator(mode="after")
-    def _calls_can_be_had(self) -> Self:
+    def _tool_choice_is_valid(self) -> Self:
         check_tool_choice(self.tool_choice, self.tools or [])
         return self

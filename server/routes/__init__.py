@@ -1,1 +1,1 @@
-"""Implements the HTTP routes, and builds their response objects and event streams."""
+"""Implements the HTTP routes: one folder per API, and what the APIs share at the root."""

@@ -1,4 +1,4 @@
-"""Routes that look at the engine or steer it; none of them asks for an answer."""
+"""Implements health, metrics and control routes."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from engine import EngineClient, EngineDead, EngineSnapshot
 from server.errors.api_errors import ApiError
 from server.generation.generator import TextGenerator
-from server.http.auth import may_steer
+from server.http.auth import require_admin
 from server.http.metrics import ServerMetrics, mean_accept_length
 from server.options import ServerOptions
 from server.protocol.native import AbortBody, ContextKVBody
@@ -22,30 +22,30 @@ from server.routes.openapi_errors import TEXT
 
 T = TypeVar("T")
 
-_LONGEST_LOOK_S = 2.0  # that /metrics and /server_info wait for an engine that hangs
+_MAX_ENGINE_WAIT_S = 2.0  # of /metrics and /server_info, for a hanging engine
 
 
-def control_routes(
+def admin_routes(
     *,
     engine: EngineClient,
-    answers: TextGenerator,
+    generator: TextGenerator,
     metrics: ServerMetrics,
     options: ServerOptions,
     is_draining: Callable[[], bool],
 ) -> APIRouter:
     router = APIRouter()
-    started = time.monotonic()
-    patience_s = min(options.stall_s, _LONGEST_LOOK_S)
+    started_at = time.monotonic()
+    timeout_s = min(options.stall_s, _MAX_ENGINE_WAIT_S)
 
     @router.get("/health")
     async def health() -> dict[str, str]:
-        """Live: 200 unless the engine has died."""
+        """200 unless the engine has died."""
         _check_alive(engine)
         return {"status": "ok"}
 
     @router.get("/ready")
     async def ready() -> dict[str, str]:
-        """Worth sending requests to: alive, not draining, not stuck."""
+        """200 if the server accepts requests: alive, not draining, not stalled."""
         _check_alive(engine)
         if is_draining():
             raise ApiError("the server is shutting down", status=503, code="draining")
@@ -57,20 +57,20 @@ def control_routes(
     @router.get("/metrics", response_class=Response, responses=TEXT)
     async def prometheus() -> Response:
         text = metrics.render(
-            snapshot=await _or_none(engine.snapshot(), patience_s),
-            status=await _or_none(engine.context_kv_status(), patience_s),
+            snapshot=await _or_none(engine.snapshot(), timeout_s),
+            status=await _or_none(engine.context_kv_status(), timeout_s),
             is_healthy=engine.is_healthy(),
         )
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/server_info")
     async def server_info() -> dict[str, object]:
-        status = await _or_none(engine.context_kv_status(), patience_s)
-        snapshot = await _or_none(engine.snapshot(), patience_s)
+        status = await _or_none(engine.context_kv_status(), timeout_s)
+        snapshot = await _or_none(engine.snapshot(), timeout_s)
         return {
             "version": version("dspark-server"),
             "served_model_name": options.served_name,
-            "uptime_s": time.monotonic() - started,
+            "uptime_s": time.monotonic() - started_at,
             "config": dict(options.config),
             "engine": {
                 "is_healthy": engine.is_healthy(),
@@ -86,34 +86,34 @@ def control_routes(
 
     @router.post("/abort_request")
     async def abort_request(body: AbortBody, request: Request) -> dict[str, int]:
-        """End requests by name (rid, X-Request-Id or response id), or all of them."""
+        """Abort requests by name (rid, X-Request-Id or response id), or all of them."""
         if body.rid is None:
-            may_steer(request)
-        count = await (engine.abort(None) if body.rid is None else answers.abort(body.rid))
+            require_admin(request)
+        count = await (engine.abort(None) if body.rid is None else generator.abort(body.rid))
         return {"aborted": count}
 
-    @router.post("/set_context_kv", dependencies=[Depends(may_steer)])
+    @router.post("/set_context_kv", dependencies=[Depends(require_admin)])
     async def set_context_kv(body: ContextKVBody) -> dict[str, object]:
         return asdict(await engine.set_context_kv(body.mode))
 
-    @router.post("/flush_cache", dependencies=[Depends(may_steer)])
+    @router.post("/flush_cache", dependencies=[Depends(require_admin)])
     async def flush_cache() -> dict[str, int]:
         return {"freed_pages": await engine.flush_cache()}
 
-    @router.post("/start_profile", dependencies=[Depends(may_steer)])
+    @router.post("/start_profile", dependencies=[Depends(require_admin)])
     async def start_profile() -> dict[str, str]:
-        """Record what the engine's thread does, until /stop_profile."""
+        """Start profiling the engine thread, until /stop_profile."""
         if options.profile_dir is None:
             raise ApiError(
-                "profiles are not written here; set observability.profile_dir",
+                "profiling is off; set observability.profile_dir",
                 code="profiles_off",
             )
         await engine.start_profile(options.profile_dir)
         return {"folder": options.profile_dir}
 
-    @router.post("/stop_profile", dependencies=[Depends(may_steer)])
+    @router.post("/stop_profile", dependencies=[Depends(require_admin)])
     async def stop_profile() -> dict[str, str]:
-        """Write the recording as a Chrome trace. No step is done while it is written."""
+        """Stop profiling and write a Chrome trace. The engine runs no step meanwhile."""
         return {"file": await engine.stop_profile()}
 
     return router
@@ -127,11 +127,11 @@ def _check_alive(engine: EngineClient) -> None:
 def _check_progress(snapshot: EngineSnapshot | None, stall_s: float) -> None:
     if snapshot is None:
         raise ApiError(f"the engine has not answered for {stall_s:g} s", status=503, code="stalled")
-    at_hand = snapshot.num_running + snapshot.num_waiting
-    if at_hand and snapshot.seconds_since_progress > stall_s:
+    num_requests = snapshot.num_running + snapshot.num_waiting
+    if num_requests and snapshot.seconds_since_progress > stall_s:
         raise ApiError(
-            f"no progress for {snapshot.seconds_since_progress:.0f} s with {at_hand} requests "
-            f"at hand; the limit is {stall_s:g} s",
+            f"no progress for {snapshot.seconds_since_progress:.0f} s with "
+            f"{num_requests} requests; the limit is {stall_s:g} s",
             status=503,
             code="stalled",
         )
@@ -140,27 +140,27 @@ def _check_progress(snapshot: EngineSnapshot | None, stall_s: float) -> None:
 def _check_acceptance(snapshot: EngineSnapshot | None, options: ServerOptions) -> None:
     if snapshot is not None and snapshot.has_collapsed and not options.ready_when_collapsed:
         raise ApiError(
-            "acceptance has collapsed: answers are right, but slower than without a draft; the "
+            "acceptance has collapsed: outputs are correct, but slower than without a draft; the "
             "log names likely causes",
             status=503,
             code="acceptance_collapsed",
         )
 
 
-async def _or_none(answer: Awaitable[T], patience_s: float) -> T | None:
-    """The engine's answer; None from one that is dead, or silent for so long."""
+async def _or_none(result: Awaitable[T], timeout_s: float) -> T | None:
+    """Return the engine's result; None if it is dead or does not return within the timeout."""
     try:
-        async with asyncio.timeout(patience_s):
-            return await answer
+        async with asyncio.timeout(timeout_s):
+            return await result
     except (EngineDead, TimeoutError):
         return None
 
 
 def _live(snapshot: EngineSnapshot) -> dict[str, object]:
-    drafted = snapshot.num_draft_tokens
+    num_drafted = snapshot.num_draft_tokens
     return {
         "accept_length": mean_accept_length(snapshot),
-        "accept_rate": snapshot.num_accepted_tokens / drafted if drafted else 0.0,
+        "accept_rate": snapshot.num_accepted_tokens / num_drafted if num_drafted else 0.0,
         **_snapshot_fields(snapshot),
     }
 

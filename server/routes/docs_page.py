@@ -1,6 +1,6 @@
-"""/docs: every route and its fields on one plain page, made from the OpenAPI document.
+"""Serves /docs: all routes and their fields on one page, built from the OpenAPI document.
 
-FastAPI's own page fetches its program from another server, and is empty where there is no way out.
+FastAPI's page loads scripts from another server and is empty without internet access.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ _STYLE = (
 
 
 def add_docs_page(app: FastAPI) -> None:
-    """The app is to be made with docs_url=None."""
+    """Add the route to an app created with docs_url=None."""
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
@@ -26,13 +26,13 @@ def add_docs_page(app: FastAPI) -> None:
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """An OpenAPI document as HTML that needs nothing else."""
+    """Return an OpenAPI document as self-contained HTML."""
     title = escape(document["info"]["title"])
     schemas = document.get("components", {}).get("schemas", {})
     parts = [
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>',
         f"<style>{_STYLE}</style><h1>{title}</h1>",
-        '<p>All of it for programs: <a href="openapi.json">openapi.json</a>.</p>',
+        '<p>Machine-readable: <a href="openapi.json">openapi.json</a>.</p>',
     ]
     bodies = []
     for path, methods in document["paths"].items():
@@ -69,7 +69,7 @@ def _table(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _body(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a JSON body may hold; None where there is none."""
+    """Return the schema of the JSON body; None without one."""
     content = operation.get("requestBody", {}).get("content", {})
     schema: Mapping[str, Any] | None = content.get("application/json", {}).get("schema")
     if schema is None:
@@ -78,7 +78,7 @@ def _body(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[s
 
 
 def _names_in(found: list[Any], schemas: Mapping[str, Any]) -> list[str]:
-    """Of the objects that these mention, and those that those mention, each once."""
+    """Return the names of all referenced schemas, each once."""
     names: dict[str, None] = {}
     while found:
         part = found.pop(0)
@@ -97,7 +97,7 @@ def _name(schema: Mapping[str, Any]) -> str:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """A field's values in words, as far as the document tells; in HTML."""
+    """Return a field's accepted values as HTML."""
     if "$ref" in schema:
         name = escape(_name(schema))
         return f'<a href="#{name}">{name}</a>'
@@ -124,5 +124,5 @@ def _kind(schema: Mapping[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    """A whole one in all its digits."""
+    """Format a number; an integer keeps all digits."""
     return str(int(value)) if value == int(value) else f"{value:g}"

@@ -1,4 +1,4 @@
-"""Log probabilities as each API tells them."""
+"""Serializes log probabilities in the form of each API."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,10 +8,10 @@ from server.text.token_bytes import TokenTexts
 _FLOOR = -9999.0  # JSON has no minus infinity
 
 
-class LogprobForms:
-    """Three APIs' ways to tell the same entries; an entry of None is a token that follows nothing.
+class LogprobSerializer:
+    """Serializes one entry per token, also for tokens that the text leaves out.
 
-    Every token has an entry, also those that an answer's text leaves out.
+    An entry of None belongs to the first prompt token, which has no log probability.
     """
 
     def __init__(self, *, text: TokenTexts) -> None:
@@ -20,18 +20,22 @@ class LogprobForms:
     def native(
         self, entries: Sequence[tuple[int, TokenLogprob | None]], *, with_text: bool
     ) -> list[list[object]]:
-        """SGLang's: [log probability, id, text or null] for each token."""
+        """Return SGLang's form: [log probability, id, text or null] for each token."""
         return [
-            [_value(entry.logprob) if entry else None, token_id, self._maybe(token_id, with_text)]
+            [
+                _value(entry.logprob) if entry else None,
+                token_id,
+                self._text_or_none(token_id, with_text),
+            ]
             for token_id, entry in entries
         ]
 
     def native_top(
         self, entries: Sequence[tuple[int, TokenLogprob | None]], *, with_text: bool
     ) -> list[list[list[object]] | None]:
-        """The likeliest tokens of each place in the same form; null where nothing came before."""
+        """Return the likeliest tokens of each position in the same form; null for entry None."""
         return [
-            [[_value(v), token, self._maybe(token, with_text)] for token, v in entry.top]
+            [[_value(v), token, self._text_or_none(token, with_text)] for token, v in entry.top]
             if entry is not None
             else None
             for _, entry in entries
@@ -41,8 +45,8 @@ class LogprobForms:
         return {
             "content": [
                 {
-                    **self._said(entry.token_id, entry.logprob),
-                    "top_logprobs": [self._said(token, v) for token, v in entry.top],
+                    **self._chat_entry(entry.token_id, entry.logprob),
+                    "top_logprobs": [self._chat_entry(token, v) for token, v in entry.top],
                 }
                 for entry in entries
             ],
@@ -52,7 +56,7 @@ class LogprobForms:
     def completion(
         self, entries: Sequence[tuple[int, TokenLogprob | None]], *, offset: int
     ) -> Mapping[str, object]:
-        """offset: characters of the tokens told before these."""
+        """offset: length in characters of the tokens before these."""
         texts = [self._text.text(token_id) for token_id, _ in entries]
         offsets = []
         for text in texts:
@@ -65,32 +69,32 @@ class LogprobForms:
             "text_offset": offsets,
         }
 
-    def length(self, token_ids: Sequence[int]) -> int:
-        """Characters of the tokens, each by itself."""
+    def text_len(self, token_ids: Sequence[int]) -> int:
+        """Return the sum of the token texts' lengths in characters."""
         return sum(len(self._text.text(token_id)) for token_id in token_ids)
 
     def _top(self, entry: TokenLogprob | None) -> Mapping[str, float] | None:
-        """The likeliest tokens by their text, and the one that was said as well.
+        """Return the likeliest tokens and the sampled one by text.
 
-        Of tokens with the same text the likeliest stays.
+        Of tokens with the same text the likeliest counts.
         """
         if entry is None:
             return None
-        said = (entry.token_id, entry.logprob)
-        told: dict[str, float] = {}
-        for token_id, value in (*entry.top, said):
+        sampled = (entry.token_id, entry.logprob)
+        top: dict[str, float] = {}
+        for token_id, value in (*entry.top, sampled):
             text = self._text.text(token_id)
-            told[text] = max(_value(value), told.get(text, _FLOOR))
-        return told
+            top[text] = max(_value(value), top.get(text, _FLOOR))
+        return top
 
-    def _said(self, token_id: int, logprob: float) -> Mapping[str, object]:
+    def _chat_entry(self, token_id: int, logprob: float) -> Mapping[str, object]:
         return {
             "token": self._text.text(token_id),
             "logprob": _value(logprob),
             "bytes": list(self._text.bytes(token_id)),
         }
 
-    def _maybe(self, token_id: int, with_text: bool) -> str | None:
+    def _text_or_none(self, token_id: int, with_text: bool) -> str | None:
         return self._text.text(token_id) if with_text else None
 
 

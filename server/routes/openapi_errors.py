@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of responses: errors have a shape, streams a type."""
+"""Describes error and stream responses for the OpenAPI document."""
 
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ class ErrorFields(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """What every failure is told as."""
+    """The body of every error response."""
 
     error: ErrorFields
 
@@ -24,7 +24,7 @@ class AnthropicErrorFields(BaseModel):
 
 
 class AnthropicErrorBody(BaseModel):
-    """What every failure of Anthropic's routes is told as."""
+    """The body of every error response of Anthropic's routes."""
 
     type: Literal["error"]
     error: AnthropicErrorFields
@@ -32,14 +32,12 @@ class AnthropicErrorBody(BaseModel):
 
 Responses = dict[int | str, dict[str, Any]]
 
-# `default` stands for every status that is not named, so the framework adds none of its own.
-ERRORS: Responses = {"default": {"model": ErrorBody, "description": "What is wrong"}}
-ANTHROPIC_ERRORS: Responses = {
-    "default": {"model": AnthropicErrorBody, "description": "What is wrong"}
-}
-ANSWER: Responses = {
+# `default` covers every other status, so that FastAPI adds no 422.
+ERRORS: Responses = {"default": {"model": ErrorBody, "description": "An error"}}
+ANTHROPIC_ERRORS: Responses = {"default": {"model": AnthropicErrorBody, "description": "An error"}}
+COMPLETION: Responses = {
     200: {
-        "description": "The answer, or with 'stream' its events",
+        "description": "The completion, or with 'stream' its events",
         "content": {"application/json": {}, "text/event-stream": {}},
     }
 }

@@ -1,4 +1,4 @@
-"""Server-sent events, and what happens when the client is gone: the work is cancelled."""
+"""Streams server-sent events; cancels the work when the client disconnects."""
 
 import asyncio
 import logging
@@ -9,10 +9,10 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.errors.api_errors import CLIENT_CLOSED, ClientGone, failure_of
-from server.generation.delta_queue import Silence
+from server.errors.api_errors import CLIENT_CLOSED, ClientDisconnected, failure_of
+from server.generation.delta_queue import KeepAlive
 from server.generation.deltas import Delta
-from server.generation.generator import Deltas, Gains
+from server.generation.generator import DeltaBatch, DeltaStream
 from server.routes.sse_dialects import OPENAI, Dialect
 
 logger = logging.getLogger(__name__)
@@ -23,40 +23,37 @@ _KEEPALIVE = b": keepalive\n\n"
 
 
 class Encoder(Protocol):
-    """One API's way of telling a stream. Keeps what it has to remember between events."""
+    """Encodes the deltas of one response as events of one API; keeps state between them."""
 
     def encode(self, index: int, delta: Delta) -> Iterable[Mapping[str, object]]:
-        """The events for what answer number `index` gained; none if there is nothing to tell."""
+        """Return the events for a delta of completion number `index`, possibly none."""
         ...
 
     def end(self) -> Iterable[Mapping[str, object]]:
-        """The events after the last answer has ended."""
+        """Return the events after the last completion has finished."""
         ...
 
 
-async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled if the client closes the connection first.
-
-    Raises ClientGone then.
-    """
+async def cancel_on_disconnect(receive: Receive, work: Awaitable[T]) -> T:
+    """Return the result of `work`. On a disconnect, cancel it and raise ClientDisconnected."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_until_gone(receive))
+    disconnect = asyncio.create_task(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientGone
+        raise ClientDisconnected
     finally:
         task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        disconnect.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
 class EventStream(Response):
-    """A response of server-sent events, in an API's dialect: to its end, or to an error event.
+    """Sends server-sent events in an API's dialect; an error becomes the last event.
 
-    Leaving it by any door (end, error, lost client, shutdown) closes the deltas, and so
-    cancels what the engine still does for them.
+    Every exit (end, error, disconnect, shutdown) closes the deltas, which cancels the engine's
+    requests.
     """
 
     media_type = "text/event-stream"
@@ -64,8 +61,8 @@ class EventStream(Response):
     def __init__(
         self,
         *,
-        first: Gains | Silence,
-        rest: Deltas,
+        first: DeltaBatch | KeepAlive,
+        rest: DeltaStream,
         encoder: Encoder,
         dialect: Dialect = OPENAI,
     ) -> None:
@@ -78,17 +75,17 @@ class EventStream(Response):
 
     @classmethod
     async def start(
-        cls, request: Request, deltas: Deltas, encoder: Encoder, dialect: Dialect = OPENAI
+        cls, request: Request, deltas: DeltaStream, encoder: Encoder, dialect: Dialect = OPENAI
     ) -> "EventStream":
-        """Waits for the first sign of life, so that a refusal is still a status code."""
-        first = await unless_gone(request.receive, anext(deltas))
+        """Wait for the first batch, so that a refused request still gets a status code."""
+        first = await cancel_on_disconnect(request.receive, anext(deltas))
         return cls(first=first, rest=deltas, encoder=encoder, dialect=dialect)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.setdefault("state", {})
         try:
-            await unless_gone(receive, self._send_all(send, scope["path"], state))
-        except ClientGone:
+            await cancel_on_disconnect(receive, self._send_all(send, scope["path"], state))
+        except ClientDisconnected:
             state["status"] = CLIENT_CLOSED
         finally:
             await self._rest.aclose()
@@ -99,23 +96,23 @@ class EventStream(Response):
         send_part: Send = state.get("send_part", send)
         try:
             await _send(send_part, self._frames(self._first))
-            async for gains in self._rest:
-                await _send(send_part, self._frames(gains))
-            await _send(send_part, self._written(self._encoder.end()) + self._dialect.done)
+            async for batch in self._rest:
+                await _send(send_part, self._frames(batch))
+            await _send(send_part, self._encoded(self._encoder.end()) + self._dialect.done)
         except Exception as error:
             failure = failure_of(error)
             state["status"] = failure.status
             if failure.status >= 500:
-                logger.error("path=%s: the stream broke off", path, exc_info=error)
-            await _send(send, self._written([self._dialect.error(failure)]))
+                logger.error("path=%s: the stream failed", path, exc_info=error)
+            await _send(send, self._encoded([self._dialect.error(failure)]))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _frames(self, gains: Gains | Silence) -> bytes:
-        if isinstance(gains, Silence):
+    def _frames(self, batch: DeltaBatch | KeepAlive) -> bytes:
+        if isinstance(batch, KeepAlive):
             return _KEEPALIVE
-        return b"".join([self._written(self._encoder.encode(*gain)) for gain in gains])
+        return b"".join([self._encoded(self._encoder.encode(*item)) for item in batch])
 
-    def _written(self, events: Iterable[Mapping[str, object]]) -> bytes:
+    def _encoded(self, events: Iterable[Mapping[str, object]]) -> bytes:
         return b"".join(map(self._dialect.frame, events))
 
 
@@ -124,6 +121,6 @@ async def _send(send: Send, frames: bytes) -> None:
         await send({"type": "http.response.body", "body": frames, "more_body": True})
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""How the APIs write server-sent events."""
+"""Defines how each API writes server-sent events."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from server.errors.api_errors import Failure
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-# They end a line for some clients, though not for server-sent events nor for JSON.
+# Some clients split lines here, although neither SSE nor JSON does.
 _LINE_ENDS = (("\u2028", "\\u2028"), ("\u2029", "\\u2029"), ("\x85", "\\u0085"))
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How an API writes an event, an error and the end."""
+    """How an API writes an event, an error and the end of a stream."""
 
     frame: Callable[[Mapping[str, object]], bytes]
     error: Callable[[Failure], Mapping[str, object]]

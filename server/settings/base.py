@@ -1,21 +1,15 @@
-"""What every section of settings has in common: words for types, and no unknown names."""
+"""Defines what all sections of settings share: their base class, their types, their error."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+_LONGEST = 120
 
 
 class SettingsError(Exception):
-    """Settings, flags or a config file cannot be used; each line is fit for a user's eyes."""
+    """Settings, flags or a file that they name cannot be used; each line is a message for users."""
 
     def __init__(self, *lines: str) -> None:
         super().__init__(*lines)
@@ -25,55 +19,43 @@ class SettingsError(Exception):
         return "\n".join(self.lines)
 
 
+def shown(text: str, limit: int = _LONGEST) -> str:
+    """Cut a text for a message and escape what a terminal cannot print."""
+    head = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:limit])
+    return head if len(text) <= limit else f"{head}... ({len(text)} characters)"
+
+
+def quoted(value: object) -> str:
+    """Quote a value for a message, cut to a readable length."""
+    return "null" if value is None else shown(repr(value))
+
+
 @dataclass(frozen=True, slots=True)
-class Wording:
-    """In an annotation: what is accepted, in words that say more than the type."""
+class Accepts:
+    """Annotates a type with a description of its values, and with the kind of path they are."""
 
     text: str
+    path: Literal["model", "file", "folder", "output"] | None = None
+    is_beside_config: bool = False  # relative paths count from the YAML file even without ./
 
 
 Text = Annotated[str, Field(min_length=1)]
-FolderOrHubId = Annotated[str, Field(min_length=1), Wording("a folder or hub id")]
-FolderName = Annotated[str, Field(min_length=1), Wording("a folder")]
-FileName = Annotated[str, Field(min_length=1), Wording("a file")]
+FolderOrHubId = Annotated[Text, Accepts("a folder or hub id", path="model")]
+FileName = Annotated[Text, Accepts("a file", path="file")]
+FolderName = Annotated[Text, Accepts("a folder", path="folder")]
+OutputFolder = Annotated[Text, Accepts("a folder", path="output")]
 AutoOrCount = Literal["auto"] | Annotated[int, Field(ge=1)]
 AutoOrThreads = Literal["auto"] | Annotated[int, Field(ge=1, le=1024)]
 Seconds = Annotated[float, Field(gt=0)]
-
-
-def _split(value: object) -> object:
-    """A flag or variable is one text; commas make it a list."""
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
-
-
-TextList = Annotated[
-    tuple[Text, ...], BeforeValidator(_split), Wording("a list of texts, or one with commas")
-]
+TextList = Annotated[tuple[Text, ...], Accepts("a list of texts, or one text with commas")]
 KeyRing = Annotated[
     tuple[Annotated[SecretStr, Field(min_length=1)], ...],
-    BeforeValidator(_split),
     Field(min_length=1),
-    Wording("a key, a list of keys, or one text with commas"),
+    Accepts("a key, a list of keys, or one text with commas"),
 ]
 
 
 class Section(BaseModel):
-    """Settings under one name; frozen, and nothing but what is declared."""
+    """Base class of a section: immutable, and without names that are not declared."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _booleans_mean_what_was_written(cls, value: object, info: ValidationInfo) -> object:
-        """YAML reads `on` and `off` as booleans, and pydantic reads booleans as 1 and 0."""
-        if not isinstance(value, bool) or info.field_name is None:
-            return value
-        annotation = cls.model_fields[info.field_name].annotation
-        if annotation is bool:
-            return value
-        word = "on" if value else "off"
-        if word in get_args(annotation):
-            return word
-        raise ValueError("true and false are not accepted here")

@@ -1,13 +1,14 @@
-"""The command line's grammar: every setting is a flag, and whoever misspells one is told how."""
+"""Defines the grammar of command lines: every setting is a flag, and a misspelt one is refused."""
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from server.settings.names import FIELDS, FLAG_ALIASES, PATH_ALIASES, SWITCHES, did_you_mean
-from server.settings.rendering import accepted, default_text
-from server.settings.schema import Settings, SettingsError
+from server.settings.base import SettingsError, shown
+from server.settings.names import Catalog, did_you_mean
+from server.settings.rendering import default_text
+from server.settings.schema import SERVING
 from server.settings.sources import Assignment, read_flag
 
 _WIDTH = 100
@@ -15,119 +16,120 @@ _DEST = "settings_flags"
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises SettingsError and writes the same help on every terminal."""
+    """An argparse parser that raises SettingsError and writes the same help on every terminal."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=_HelpFormatter, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{self.prog}: {message}; see {self.prog} --help")
+        raise SettingsError(f"{self.prog}: {shown(message, 400)}; see {self.prog} --help")
 
     def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse all of argv. Raises SettingsError with the nearest flag for one that is unknown."""
-        for word in argv:
-            flag = word.partition("=")[0]
+        """Parse all of argv. Raises SettingsError with the nearest flag for an unknown one."""
+        for argument in argv:
+            flag = argument.partition("=")[0]
             if flag == "--":
                 break
             if flag.startswith("--") and flag not in self._option_string_actions:
-                near = did_you_mean(flag, [f for f in self._option_string_actions if f != "-h"])
-                raise SettingsError(f"{self.prog}: unknown flag {flag}{near}")
+                known = [f for f in self._option_string_actions if f != "-h"]
+                near = did_you_mean(flag, known, otherwise=f"see {self.prog} --help")
+                raise SettingsError(f"{self.prog}: unknown flag {shown(flag)}{near}")
         return self.parse_args(argv)
 
 
-def add_settings_flags(parser: argparse.ArgumentParser, *, are_listed: bool = False) -> None:
-    """--config, --set, and a flag for every setting; listed one by one in the help of one command.
+def add_settings_flags(
+    parser: argparse.ArgumentParser,
+    catalog: Catalog[Any] = SERVING,
+    *,
+    are_listed: bool = False,
+) -> None:
+    """Add --config, --set and a flag for every setting.
 
-    The others take the same flags and say where to read about them.
+    are_listed: the command's help lists them one by one; else it names the page that does.
     """
-    hint = None if are_listed else "Every setting is a flag here too: see `dspark serve --help`."
+    hint = None if are_listed else f"Every setting is a flag here too: see {catalog.reference}."
     group = parser.add_argument_group("settings", hint)
+    packaged = ", or the name of a packaged one, such as demo" if catalog is SERVING else ""
     group.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
-        help="YAML file with settings, or the name of a packaged one, such as demo",
+        help=f"YAML file with settings{packaged}",
     )
     group.add_argument(
-        "--set", action=_SetAny, dest=_DEST, metavar="NAME=VALUE", help="any setting, by its name"
+        "--set",
+        action=_Assign,
+        catalog=catalog,
+        metavar="NAME=VALUE",
+        help="any setting, by its dotted name",
     )
-    for name, field in Settings.model_fields.items():
-        section = parser.add_argument_group(
-            name, _first_line(field.annotation) if are_listed else None
+    groups = {}
+    for name, field in catalog.schema.model_fields.items():
+        title = _first_line(field.annotation) if are_listed else None
+        groups[name] = parser.add_argument_group(name, title)
+    for path, setting in catalog.settings.items():
+        section = groups[path.partition(".")[0]]
+        about = (
+            f"{setting.field.description} Accepted: {setting.accepted}. "
+            f"Default: {default_text(setting.field)}."
         )
-        _add_section(section, name, are_listed=are_listed)
-
-
-def _add_section(group: argparse._ArgumentGroup, name: str, *, are_listed: bool) -> None:
-    for path, field in FIELDS.items():
-        if path.startswith(f"{name}."):
-            words = (
-                f"{field.description} Accepted: {accepted(field)}. Default: {default_text(field)}."
-            )
-            group.add_argument(
-                *_spellings(path),
-                action=_SetOne,
-                dest=_DEST,
-                path=path,
-                metavar="VALUE",
-                help=_escape(words) if are_listed else argparse.SUPPRESS,
-            )
-    for switch in SWITCHES:
-        if switch.path.startswith(f"{name}."):
-            words = f"same as --{switch.path} {str(switch.value).lower()}"
-            group.add_argument(
-                switch.flag,
-                action=_SetSwitch,
-                dest=_DEST,
-                path=switch.path,
-                value=switch.value,
-                help=words if are_listed else argparse.SUPPRESS,
-            )
+        section.add_argument(
+            *catalog.flags(path),
+            action=_Assign,
+            catalog=catalog,
+            path=path,
+            metavar="VALUE",
+            help=_escape(about) if are_listed else argparse.SUPPRESS,
+        )
+        for switch, (target, value) in catalog.switches.items():
+            if target == path:
+                section.add_argument(
+                    switch,
+                    action=_Assign,
+                    catalog=catalog,
+                    path=path,
+                    value=value,
+                    help=f"same as --{path} {value}" if are_listed else argparse.SUPPRESS,
+                )
 
 
 def settings_flags(args: argparse.Namespace) -> list[Assignment]:
     """The settings among the parsed flags, in the order given."""
-    return list(getattr(args, _DEST) or [])
+    return list(getattr(args, _DEST, None) or [])
 
 
-class _SetOne(argparse.Action):
-    def __init__(self, *args: Any, path: str, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._path = path
+class _Assign(argparse.Action):
+    """Appends an assignment: of `value` or the argument to `path`, or of NAME=VALUE."""
 
-    def __call__(
-        self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
-        assert option is not None, f"{self._path} is a flag"
-        _append(namespace, read_flag(option, self._path, values))
-
-
-class _SetSwitch(argparse.Action):
     def __init__(
-        self, option_strings: Sequence[str], dest: str, *, path: str, value: bool, **options: Any
+        self,
+        option_strings: Sequence[str],
+        dest: str,
+        *,
+        catalog: Catalog[Any],
+        path: str | None = None,
+        value: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(option_strings, dest, nargs=0, **options)
-        self._path, self._value = path, value
+        super().__init__(option_strings, _DEST, nargs=None if value is None else 0, **options)
+        self._catalog, self._path, self._value = catalog, path, value
 
     def __call__(
         self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        assert option is not None, f"{self._path} is a flag"
-        _append(namespace, read_flag(option, self._path, self._value))
-
-
-class _SetAny(argparse.Action):
-    def __call__(
-        self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
-        name, equals, value = values.partition("=")
-        if not equals:
-            raise SettingsError(f"--set: found {values}; accepted: NAME=VALUE")
-        _append(namespace, read_flag(f"--set {name}", name, value))
+        assert option is not None
+        name, value = self._path, self._value or values
+        if name is None:
+            name, equals, value = values.partition("=")
+            if not equals:
+                raise SettingsError(f"--set: found {shown(name)}; accepted: NAME=VALUE")
+            option = f"--set {shown(name)}"
+        found = read_flag(option, name, value, self._catalog)
+        setattr(namespace, _DEST, [*settings_flags(namespace), found])
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """One width everywhere, and of many spellings of a flag each only once."""
+    """Formats help with one width everywhere, and without a flag's spelling in dashes."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=_WIDTH, max_help_position=28)
@@ -135,24 +137,13 @@ class _HelpFormatter(argparse.HelpFormatter):
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
             return str(action.metavar or action.dest)
-        shown = [flag for flag in action.option_strings if not _is_dashed_twin(flag)]
+        shown_flags = [flag for flag in action.option_strings if not _is_dashed_twin(flag)]
         value = f" {action.metavar}" if action.metavar else ""
-        return ", ".join(shown) + value
-
-
-def _append(namespace: argparse.Namespace, assignment: Assignment) -> None:
-    setattr(namespace, _DEST, [*(getattr(namespace, _DEST) or []), assignment])
-
-
-def _spellings(path: str) -> list[str]:
-    names = [path, *(alias for alias, target in PATH_ALIASES.items() if target == path)]
-    flags = [f"--{name}" for name in names]
-    flags += [flag.replace("_", "-") for flag in flags]
-    return list(dict.fromkeys([*flags, *FLAG_ALIASES.get(path, ())]))
+        return ", ".join(shown_flags) + value
 
 
 def _is_dashed_twin(flag: str) -> bool:
-    """--kv.page-size, which is understood beside --kv.page_size and needs no line of its own."""
+    """Whether a flag is one like --kv.page-size, which help omits next to --kv.page_size."""
     return "." in flag and "-" in flag.lstrip("-")
 
 

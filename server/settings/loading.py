@@ -1,39 +1,32 @@
-"""Flags over environment over file over defaults, and a line for every mistake."""
+"""Loads settings: flags over environment over file over defaults, with a line for every mistake."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 from pydantic import ValidationError
 
+from server.settings.base import Accepts, SettingsError, quoted, shown
 from server.settings.model_sources import PATHS_COUNT_FROM, why_no_model
-from server.settings.names import FIELDS
-from server.settings.rendering import accepted
-from server.settings.schema import Settings, SettingsError
+from server.settings.names import Catalog, S, Setting
+from server.settings.schema import SERVING, Settings
 from server.settings.sources import Assignment, Fault, read_environment, read_file
+from server.settings.text_files import is_unicode
+from server.settings.yaml_nodes import Value
 
-_MODELS = ("model.path", "speculative.draft_model")
-_FILES = (
-    "model.chat_template",
-    "server.api_key_file",
-    "server.admin_api_key_file",
-    "server.ssl_certfile",
-    "server.ssl_keyfile",
-)
-_OUTPUTS = ("observability.profile_dir",)  # made when they are needed
-_SECRETS = ("server.api_key", "server.admin_api_key")
-
-_Problem = Mapping[str, Any]  # as pydantic tells it
+_Problem = Mapping[str, Any]  # as pydantic reports it
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
-    """Valid settings, and for each one that is not a default, who set it."""
+class Resolved(Generic[S]):
+    """Valid settings, and the origin of each one that is not a default."""
 
-    settings: Settings
+    settings: S
     origins: Mapping[str, str]
+    catalog: Catalog[S]
 
 
 def load_settings(
@@ -41,109 +34,142 @@ def load_settings(
     *,
     flags: Sequence[Assignment] = (),
     environ: Mapping[str, str] | None = None,
-) -> Resolved:
-    """Merge all sources and validate.
+) -> Resolved[Settings]:
+    """Load the server's settings, as `load` does."""
+    return load(SERVING, config, flags=flags, environ=environ)
 
-    Raises SettingsError naming field, found and accepted, a line for each that is at fault: those
-    of the file in its order, then variables and flags, then what is missing.
+
+def load(
+    catalog: Catalog[S],
+    config: Path | None = None,
+    *,
+    flags: Sequence[Assignment] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Resolved[S]:
+    """Merge all sources and validate them.
+
+    Raises SettingsError with a line for each mistake that names field, found and accepted: first
+    the file's in their order, then those of variables and flags, then what is missing.
     """
     faults: list[Fault] = []
-    layers = [
-        read_file(config, faults) if config is not None else [],
-        read_environment(environ or {}),
+    sources = (
+        read_file(catalog, config, faults) if config is not None else (),
+        read_environment(catalog, environ or {}, faults),
         flags,
-    ]
-    given = {a.path: _with_full_path(a) for layer in layers for a in layer}
+    )
+    given = {a.path: _prepared(a, catalog.settings[a.path]) for source in sources for a in source}
     settings, problems = None, {}
     try:
-        settings = Settings.model_validate(_nested(given))
+        settings = catalog.schema.model_validate(_nested(catalog, given))
     except ValidationError as error:
-        problems = _problems(error)
-    # A name that is misspelt leaves another one missing, which is then no news.
+        problems = _problems(catalog, error)
+    # A misspelt name leaves another one missing, which is no second mistake.
     missing = [] if faults else [path for path in problems if path not in given]
-    faults += [fault for a in given.values() if (fault := _fault(a, problems)) is not None]
-    faults += [Fault(_sentence(path, problems[path], None)) for path in missing]
+    faults += [
+        Fault(f"{a.where}: {complaint}", a.line)
+        for a in given.values()
+        if (complaint := _complaint(a, catalog.settings[a.path], problems)) is not None
+    ]
+    faults += [Fault(_missing(path, problems[path], catalog)) for path in missing]
     if settings is None or faults:
         faults.sort(key=lambda fault: math.inf if fault.line is None else fault.line)
         raise SettingsError(*(fault.text for fault in faults))
-    return Resolved(settings, {path: a.origin for path, a in given.items()})
+    return Resolved(settings, {path: a.origin for path, a in given.items()}, catalog)
 
 
-def _with_full_path(assignment: Assignment) -> Assignment:
-    """Make a path absolute that says where it starts from; hub ids and plain names stay."""
+def _prepared(assignment: Assignment, setting: Setting) -> Assignment:
+    """Split a text into a list where the setting takes one, and make paths absolute."""
     value = assignment.value
-    if assignment.path not in (*_MODELS, *_FILES, *_OUTPUTS) or not isinstance(value, str):
-        return assignment
+    if value == "null" and setting.takes_null:
+        value = None
+    if isinstance(value, str) and setting.is_list:
+        value = _split(value)
+    if setting.path_kind is not None and isinstance(value, str | list):
+        value = _full(value, setting.path_kind, assignment.folder)
+    return replace(assignment, value=value)
+
+
+def _split(text: str) -> list[Value]:
+    """Split "a, b" or "[a, 'b']"."""
+    if text.startswith("[") and text.endswith("]"):
+        return [part.strip(" '\"") for part in text[1:-1].split(",") if part.strip()]
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _full(value: Value, kind: Accepts, folder: Path) -> Value:
+    """Make a path absolute where it says from which folder it counts; hub ids stay."""
+    if isinstance(value, list):
+        return [_full(item, kind, folder) for item in value]
+    if not isinstance(value, str) or not is_unicode(value) or not value:
+        return value
     if value.startswith("~"):
-        return replace(assignment, value=str(Path(value).expanduser()))
-    if value in (".", "..") or value.startswith(("./", "../")):
-        return replace(assignment, value=str((assignment.folder / value).resolve()))
-    return assignment
+        return os.path.expanduser(value)
+    if kind.is_beside_config or value in (".", "..") or value.startswith(("./", "../")):
+        return str((folder / value).resolve())
+    return value
 
 
-def _fault(assignment: Assignment, problems: Mapping[str, _Problem]) -> Fault | None:
-    """What is wrong with one setting."""
-    if assignment.path in problems:
-        text = _sentence(assignment.path, problems[assignment.path], assignment)
-        return Fault(text, assignment.line)
-    missing = _missing_file(assignment)
-    return Fault(missing, assignment.line) if missing is not None else None
-
-
-def _missing_file(assignment: Assignment) -> str | None:
-    """What is wrong with a name that should lead somewhere on this machine."""
+def _complaint(
+    assignment: Assignment, setting: Setting, problems: Mapping[str, _Problem]
+) -> str | None:
+    """Describe what is wrong with a value; None if nothing is."""
     value = assignment.value
-    if not isinstance(value, str):
+    found = "(hidden)" if setting.is_secret else quoted(value)
+    texts = [text for text in (value if isinstance(value, list) else [value]) if text is not None]
+    if not all(is_unicode(str(text)) for text in texts):
+        return f"found {found}; accepted: Unicode text without NUL and lone surrogates"
+    if assignment.path in problems:
+        return f"found {found}; accepted: {setting.accepted}"
+    if setting.path_kind is None:
         return None
-    complaint = None
-    if assignment.path in _MODELS:
-        complaint = why_no_model(value)
-    elif assignment.path in _FILES and not Path(value).is_file():
-        complaint = f"found {value}, which is no file; accepted: a file ({PATHS_COUNT_FROM})"
-    return f"{assignment.where}: {complaint}" if complaint is not None else None
+    complaints = (_path_complaint(str(text), setting) for text in texts)
+    return next((complaint for complaint in complaints if complaint is not None), None)
 
 
-def _nested(given: Mapping[str, Assignment]) -> dict[str, Any]:
-    tree: dict[str, Any] = {name: {} for name in Settings.model_fields}
+def _path_complaint(path: str, setting: Setting) -> str | None:
+    assert setting.path_kind is not None
+    kind = setting.path_kind.path
+    if kind == "model":
+        return why_no_model(path)
+    exists = {"file": os.path.isfile, "folder": os.path.isdir}.get(str(kind))
+    if exists is None or exists(path):
+        return None
+    counted = "" if setting.path_kind.is_beside_config else f" ({PATHS_COUNT_FROM})"
+    return f"found {shown(path)}, which is no {kind}; accepted: {setting.accepted}{counted}"
+
+
+def _nested(catalog: Catalog[Any], given: Mapping[str, Assignment]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for section in sorted(catalog.sections):
+        _branch(tree, section.split("."))
     for path, assignment in given.items():
         *parents, name = path.split(".")
-        section = tree
-        for parent in parents:
-            section = section.setdefault(parent, {})
-        section[name] = _value_of(assignment)
+        _branch(tree, parents)[name] = assignment.value
     return tree
 
 
-def _value_of(assignment: Assignment) -> object:
-    """Flags and variables are text; "null" in them is YAML's, where a field takes it."""
-    can_be_null = "null" in accepted(FIELDS[assignment.path])
-    return None if assignment.value == "null" and can_be_null else assignment.value
+def _branch(tree: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    for name in names:
+        tree = tree.setdefault(name, {})
+    return tree
 
 
-def _problems(error: ValidationError) -> dict[str, _Problem]:
-    """The first of each setting, by path."""
+def _problems(catalog: Catalog[Any], error: ValidationError) -> dict[str, _Problem]:
+    """Find the first problem of each setting, by path."""
     problems: dict[str, _Problem] = {}
     for problem in error.errors(include_url=False):
-        problems.setdefault(_path_of(problem["loc"]), dict(problem))
+        parts = [str(part) for part in problem["loc"]]
+        # pydantic appends the branch of a union that it tried, and the place in a list
+        ends = range(len(parts), 0, -1)
+        paths = (".".join(parts[:end]) for end in ends)
+        path = next((path for path in paths if path in catalog.settings), ".".join(parts))
+        problems.setdefault(path, dict(problem))
     return problems
 
 
-def _path_of(loc: tuple[int | str, ...]) -> str:
-    """The setting's dotted path; pydantic appends the branch of a union that it tried."""
-    parts = [str(part) for part in loc]
-    for end in range(len(parts), 0, -1):
-        if ".".join(parts[:end]) in FIELDS:
-            return ".".join(parts[:end])
-    return ".".join(parts)
-
-
-def _sentence(path: str, problem: _Problem, assignment: Assignment | None) -> str:
-    field = FIELDS.get(path)
-    if field is None:  # two settings that do not go together
+def _missing(path: str, problem: _Problem, catalog: Catalog[Any]) -> str:
+    setting = catalog.settings.get(path)
+    if setting is None:  # settings that do not go together
         return str(problem["msg"]).removeprefix("Value error, ")
-    where = assignment.where if assignment else path
-    if problem["type"] == "missing":
-        return f"{where} is missing; accepted: {accepted(field)} (give --config FILE or --{path})"
-    assert assignment is not None, f"the default of {path} is not valid: {problem}"
-    found = "(hidden)" if path in _SECRETS else repr(assignment.value)
-    return f"{where}: found {found}; accepted: {accepted(field)}"
+    assert problem["type"] == "missing", f"the default of {path} is not valid: {problem}"
+    return f"{path} is missing; accepted: {setting.accepted} (give --config FILE or --{path})"

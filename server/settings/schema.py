@@ -1,6 +1,6 @@
-"""Every setting, with its unit and meaning. One schema for file, environment, flags and --help.
+"""Defines every setting of the server with its unit and meaning.
 
-`server.settings_loading.load_settings` fills it; unknown names are refused there and here.
+File, environment, flags, `--help` and docs/settings.md follow from it.
 """
 
 from typing import Annotated, Literal
@@ -17,9 +17,10 @@ from server.settings.base import (
     SettingsError,
     Text,
 )
+from server.settings.names import Catalog
 from server.settings.schema_server import ObservabilitySection, ServerSection
 
-__all__ = ["Settings", "SettingsError"]
+__all__ = ["SERVING", "Settings", "SettingsError"]
 
 
 class ModelSection(Section):
@@ -224,7 +225,7 @@ class DeviceSection(Section):
 
 
 class Settings(Section):
-    """All of it."""
+    """All settings of the server."""
 
     model: ModelSection
     speculative: SpeculativeSection = Field(default_factory=lambda: SpeculativeSection())
@@ -234,3 +235,6 @@ class Settings(Section):
     attention: AttentionSection = Field(default_factory=lambda: AttentionSection())
     observability: ObservabilitySection = Field(default_factory=lambda: ObservabilitySection())
     device: DeviceSection = Field(default_factory=lambda: DeviceSection())
+
+
+SERVING = Catalog(Settings, env_prefix="DSPARK__", reference="docs/settings.md")

@@ -4,7 +4,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from server.settings.base import AutoOrCount, FileName, FolderName, KeyRing, Section, Text, TextList
+from server.settings.base import (
+    AutoOrCount,
+    FileName,
+    KeyRing,
+    OutputFolder,
+    Section,
+    Text,
+    TextList,
+)
 
 
 class ServerSection(Section):
@@ -107,7 +115,7 @@ class ObservabilitySection(Section):
         description="OpenTelemetry collector that is sent a trace of each request, such as "
         "http://collector:4318/v1/traces. Needs the extra [otel].",
     )
-    profile_dir: FolderName | None = Field(
+    profile_dir: OutputFolder | None = Field(
         None,
         description="Folder for what /start_profile and /stop_profile record; null refuses them.",
     )

@@ -1,178 +1,132 @@
-"""File, environment and flags as one kind of thing: a setting's name, a value, and who said so."""
+"""Reads a file, the environment and flags into assignments: a setting, a value, an origin."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from server.settings.names import (
-    ENV_PREFIX,
-    FIELDS,
-    PATH_ALIASES,
-    SECTIONS,
-    canonical_path,
-    did_you_mean,
-)
-from server.settings.rendering import accepted
-from server.settings.schema import SettingsError
-from server.settings.yaml_numbers import OddNumber, PlainLoader, refuse_odd
+from server.settings.base import SettingsError, quoted, shown
+from server.settings.names import Catalog, normalised
+from server.settings.schema import SERVING
+from server.settings.text_files import decoded
+from server.settings.yaml_nodes import Value, compose, is_null, line_of, value_of
+
+_LARGEST_FILE = 128 << 10  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One setting as somebody wrote it."""
+    """One setting as it was given."""
 
-    path: str  # canonical
-    value: object
+    path: str
+    value: Value
     origin: str  # "configs/demo.yaml:12", "DSPARK__SERVER__PORT", "--port"
     folder: Path  # relative paths count from here
-    line: int | None = None  # of the file; None elsewhere
+    line: int | None = None  # in the file; None elsewhere
 
     @property
     def where(self) -> str:
-        """Who said so and of which setting; a flag of the setting's own name says both."""
-        said = self.origin.removeprefix("--set ").removeprefix("--").replace("-", "_")
-        return self.origin if said == self.path else f"{self.origin}: {self.path}"
+        """Origin and setting; a flag with the setting's own name gives both."""
+        name = normalised(self.origin.removeprefix("--set ").removeprefix("--"))
+        return self.origin if name == self.path else f"{self.origin}: {self.path}"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One mistake, in one line of text."""
+    """One mistake, as one line of text."""
 
     text: str
-    line: int | None = None  # of the file; None elsewhere
+    line: int | None = None  # in the file; None elsewhere
 
 
-def read_file(file: Path, faults: list[Fault]) -> list[Assignment]:
-    """The settings in a YAML file.
+def read_file(catalog: Catalog[Any], file: Path, faults: list[Fault]) -> list[Assignment]:
+    """Read the settings in a YAML file; unknown names and repetitions are added to the faults.
 
-    Unknown and repeated keys and odd numbers are added to the faults, each with its line.
-    Raises SettingsError: no such file, not YAML.
+    Raises SettingsError if there is no such file or it is not YAML.
     """
-    text = config_text(file)
     try:
-        loader = PlainLoader(text)
-        root = loader.get_single_node()
-        return [] if root is None else list(_walk(loader, root, "", file, faults))
-    except yaml.YAMLError as error:
-        raise SettingsError(not_yaml(file, error)) from error
-
-
-def config_text(file: Path) -> str:
-    """Raises SettingsError for a config file that cannot be read."""
-    try:
-        return file.read_text(encoding="utf-8")
+        with file.open("rb") as stream:
+            content = stream.read(_LARGEST_FILE + 1)
     except OSError as error:
-        raise SettingsError(f"config file {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"config file {file}: found bytes that are not UTF-8") from error
+        raise SettingsError(f"config file {shown(str(file))}: {error.strerror}") from None
+    if len(content) > _LARGEST_FILE:
+        raise SettingsError(f"config file {file}: accepted: at most {_LARGEST_FILE} bytes")
+    root = compose(decoded(content, str(file)), str(file))
+    return [] if root is None else _once(_walk(catalog, root, "", file, faults), faults)
 
 
-def not_yaml(file: Path, error: yaml.YAMLError) -> str:
-    """What is wrong with a config file that is no YAML, and in which line."""
-    if not isinstance(error, yaml.MarkedYAMLError):
-        return f"{file}: not YAML: {' '.join(str(error).split())}"
-    mark = error.problem_mark or error.context_mark
-    line = f":{mark.line + 1}" if mark else ""
-    return f"{file}{line}: not YAML: {error.problem or error.context}"
+def read_environment(
+    catalog: Catalog[Any], environ: Mapping[str, str], faults: list[Fault]
+) -> list[Assignment]:
+    """Read variables such as DSPARK__KV__PAGE_SIZE; faults as in `read_file`."""
+    found = []
+    for name, value in environ.items():
+        if name.startswith(catalog.env_prefix):
+            try:
+                path = catalog.find_variable(name).path
+            except SettingsError as error:
+                faults.append(Fault(str(error)))
+            else:
+                found.append(Assignment(path, value, name, Path.cwd()))
+    return _once(found, faults)
 
 
-def read_environment(environ: Mapping[str, str]) -> list[Assignment]:
-    """Settings like DSPARK__KV__PAGE_SIZE.
-
-    Raises SettingsError for one that is not a setting, or a number as no file may write it.
-    """
-    return [
-        _written(_path_of_variable(name), value, name)
-        for name, value in environ.items()
-        if name.startswith(ENV_PREFIX)
-    ]
+def read_flag(flag: str, name: str, value: str, catalog: Catalog[Any] = SERVING) -> Assignment:
+    """Read one flag, or one `--set name=value`. Raises SettingsError for an unknown name."""
+    return Assignment(catalog.find(name, origin=flag).path, value, flag, Path.cwd())
 
 
-def read_flag(flag: str, name: str, value: str | bool) -> Assignment:
-    """One flag, or one `--set name=value`. Raises SettingsError as `read_environment` does."""
-    return _written(canonical_path(name, origin=flag), value, flag)
+def _once(
+    found: Iterator[Assignment] | Sequence[Assignment], faults: list[Fault]
+) -> list[Assignment]:
+    """Refuse a setting that one source gives twice, in whatever spellings."""
+    first: dict[str, Assignment] = {}
+    for item in found:
+        before = first.setdefault(item.path, item)
+        if before is not item:
+            faults.append(_repeated(item.origin, item.path, before.origin, item.line))
+    return list(first.values())
 
 
-def _written(path: str, value: str | bool, origin: str) -> Assignment:
-    """A value as text. Where a number is meant it is one that a file takes as well."""
-    assignment = Assignment(path, value, origin, Path.cwd())
-    takes = accepted(FIELDS[path])
-    if isinstance(value, str) and ("an integer" in takes or "a number" in takes):
-        try:
-            refuse_odd(value)
-        except OddNumber as odd:
-            raise SettingsError(f"{assignment.where}: {odd.problem}") from None
-    return assignment
-
-
-def _path_of_variable(name: str) -> str:
-    path = name.removeprefix(ENV_PREFIX).replace("__", ".").lower()
-    path = PATH_ALIASES.get(path, path)
-    if path in FIELDS:
-        return path
-    known = [ENV_PREFIX + path.replace(".", "__").upper() for path in FIELDS]
-    raise SettingsError(f"unknown environment variable {name}{did_you_mean(name, known)}")
+def _repeated(origin: str, name: str, before: str, line: int | None) -> Fault:
+    return Fault(f"{origin}: {name} is given twice; first at {before}", line)
 
 
 def _walk(
-    loader: PlainLoader, node: yaml.Node, prefix: str, file: Path, faults: list[Fault]
+    catalog: Catalog[Any], node: yaml.Node, prefix: str, file: Path, faults: list[Fault]
 ) -> Iterator[Assignment]:
-    """Flatten a mapping of sections into assignments, one for each value."""
-    if _is_empty(node):
+    """Flatten a mapping of sections into assignments."""
+    if is_null(node):
         return
     if not isinstance(node, yaml.MappingNode):
-        where, line = prefix.rstrip(".") or "the file", _line(node)
-        found = node.value if isinstance(node, yaml.ScalarNode) else "a list"
-        said = f"{where}: found {found}; accepted: a mapping of settings"
-        faults.append(Fault(f"{file}:{line}: {said}", line))
+        where, line = prefix.rstrip(".") or "the file", line_of(node)
+        found = f"{where}: found {quoted(value_of(node))}; accepted: a mapping of settings"
+        faults.append(Fault(f"{file}:{line}: {found}", line))
         return
-    lines: dict[str, int] = {}
-    for key_node, value_node in node.value:
-        key = str(loader.construct_object(key_node, deep=True)).replace("-", "_")
-        name, line = prefix + key, _line(key_node)
-        origin = f"{file}:{line}"
-        if name in lines:
-            again = f"{origin}: {name} is given twice; first in line {lines[name]}"
-            faults.append(Fault(again, line))
+    sections: dict[str, str] = {}
+    for key, value in node.value:
+        name, line = f"{prefix}{value_of(key)}", line_of(key)
+        origin, path = f"{file}:{line}", normalised(name)
+        if _is_section(catalog, path, value):
+            if path in sections:
+                faults.append(_repeated(origin, path, sections[path], line))
+            elif sections.setdefault(path, origin):
+                yield from _walk(catalog, value, f"{path}.", file, faults)
             continue
-        lines[name] = line
-        if _is_section(name, value_node):
-            yield from _walk(loader, value_node, f"{name}.", file, faults)
-            continue
-        value, complaint = _construct(loader, value_node)
         try:
-            path = canonical_path(name, origin=origin)
+            setting = catalog.find(name, origin=origin)
         except SettingsError as error:
             faults.append(Fault(str(error), line))
-            continue
-        if complaint is None:
-            yield Assignment(path, value, origin, file.resolve().parent, line)
         else:
-            faults.append(Fault(f"{origin}: {name}: {complaint}", line))
+            folder = file.resolve().parent
+            yield Assignment(setting.path, value_of(value), origin, folder, line)
 
 
-def _construct(loader: PlainLoader, node: yaml.Node) -> tuple[object, str | None]:
-    """A value, or what is wrong with a number in it."""
-    try:
-        return loader.construct_object(node, deep=True), None
-    except OddNumber as odd:
-        return None, odd.problem
-
-
-def _is_section(name: str, value: yaml.Node) -> bool:
-    """A mapping is one, known or not (what is in it gives the better complaint)."""
-    if isinstance(value, yaml.MappingNode) and value.value and name not in FIELDS:
-        return True
-    return name in SECTIONS and (name not in PATH_ALIASES or _is_empty(value))
-
-
-def _is_empty(node: yaml.Node) -> bool:
-    is_scalar = isinstance(node, yaml.ScalarNode)
-    return is_scalar and node.tag == "tag:yaml.org,2002:null"
-
-
-def _line(node: yaml.Node) -> int:
-    line: int = node.start_mark.line
-    return line + 1
+def _is_section(catalog: Catalog[Any], path: str, value: yaml.Node) -> bool:
+    """Whether to look for settings in a value; an unknown mapping may hold misspelt ones."""
+    if isinstance(value, yaml.MappingNode) and value.value:
+        return path not in catalog.settings
+    is_whole = is_null(value) or isinstance(value, yaml.MappingNode)
+    return path in catalog.sections and (is_whole or path not in catalog.aliases)

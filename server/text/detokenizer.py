@@ -1,35 +1,35 @@
-"""Turning tokens into text while an answer grows."""
+"""Decodes tokens to text incrementally."""
 
 import codecs
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-_REPLACEMENT = "\ufffd"  # what a decoder says for bytes that are no character (yet)
-_LONG_TAIL = 32  # undecided tokens after which a decoder looks for a place to break
+_REPLACEMENT = "\ufffd"  # decoded from an incomplete or invalid character
+_LONG_TAIL = 32  # pending tokens after which WindowDecoder emits partial text
 
 
 class Decoder(Protocol):
-    """Turns one answer's tokens into text, one token at a time, never half a character.
+    """Decodes the tokens of one completion one at a time, in whole characters.
 
-    The text depends on the tokens alone, not on how a caller groups them.
+    The text depends on the tokens only, not on how a caller groups them.
     """
 
     def push(self, token_id: int) -> str:
-        """The text that is certain now and was not before; often "" or more than one token's."""
+        """Return the text that this token makes certain; "" or the text of several tokens."""
         ...
 
     def flush(self) -> str:
-        """What is left at the end, an unfinished character as its replacement."""
+        """Return the remaining text; an incomplete character becomes U+FFFD."""
         ...
 
 
 class ByteDecoder:
-    """For byte-level tokens, whose bytes are the same wherever they are said."""
+    """Decodes byte-level tokens, whose bytes do not depend on their context."""
 
     def __init__(self, bytes_by_id: Mapping[int, bytes]) -> None:
-        """bytes_by_id: of every id, nothing of what is skipped."""
+        """bytes_by_id: the bytes of every id; empty for skipped ids."""
         self._bytes_by_id = bytes_by_id
-        self._unfinished = b""  # the beginning of a character
+        self._unfinished = b""  # leading bytes of an incomplete character
 
     def push(self, token_id: int) -> str:
         data = self._unfinished + self._bytes_by_id[token_id]
@@ -43,54 +43,55 @@ class ByteDecoder:
 
 
 class WindowDecoder:
-    """For any tokenizer. What a token adds may depend on the tokens before it, so a window is
-    decoded anew each time:
+    """Decodes tokens of any tokenizer, whose text may depend on the tokens before them.
 
-        window   t t t | t t          said: tokens whose text is out
-                 said    pending      pending: their text ends in an unfinished character
+    Decodes a window of tokens at each push:
+
+        window   t t t   | t t        emitted: tokens whose text has been returned
+                 emitted   pending    pending: their text ends in an incomplete character
     """
 
     def __init__(self, *, decode: Callable[[list[int]], str], skips: Callable[[int], bool]) -> None:
         self._decode = decode
         self._skips = skips
         self._window: list[int] = []
-        self._num_said = 0  # leading tokens of the window
-        self._said = ""  # their text
+        self._num_emitted = 0  # leading tokens of the window
+        self._emitted = ""  # their text
 
     def push(self, token_id: int) -> str:
-        """The text that is certain now and was not before; often "" or more than one token's."""
+        """Return the text that this token makes certain; "" or the text of several tokens."""
         if self._skips(token_id):
             return ""
         self._window.append(token_id)
         text = self._decode(self._window)
         if text.endswith(_REPLACEMENT):
-            is_long = len(self._window) - self._num_said > _LONG_TAIL
-            return self._break_off(text) if is_long else ""
-        return self._say(text) if len(text) > len(self._said) else ""
+            is_long = len(self._window) - self._num_emitted > _LONG_TAIL
+            return self._emit_partial(text) if is_long else ""
+        return self._emit(text) if len(text) > len(self._emitted) else ""
 
     def flush(self) -> str:
-        """What is left at the end, an unfinished character as its replacement."""
-        if len(self._window) == self._num_said:
+        """Return the remaining text; an incomplete character becomes U+FFFD."""
+        if len(self._window) == self._num_emitted:
             return ""
-        return self._say(self._decode(self._window))
+        return self._emit(self._decode(self._window))
 
-    def _say(self, text: str) -> str:
-        new = text[len(self._said) :]
-        self._window = self._window[self._num_said :]
-        self._num_said = len(self._window)
-        self._said = self._decode(self._window)
+    def _emit(self, text: str) -> str:
+        new = text[len(self._emitted) :]
+        self._window = self._window[self._num_emitted :]
+        self._num_emitted = len(self._window)
+        self._emitted = self._decode(self._window)
         return new
 
-    def _break_off(self, text: str) -> str:
-        """Say what no later token can change: up to a place where no character is cut.
+    def _emit_partial(self, text: str) -> str:
+        """Emit the text up to a token boundary that splits no character.
 
-        Without it a model that babbles broken bytes would say nothing until its end, and cost
-        a longer decode with every token.
+        Without it, a model that generates invalid bytes would emit nothing, and each decode
+        would take longer.
         """
-        for cut in range(len(self._window) - 1, self._num_said, -1):
+        for cut in range(len(self._window) - 1, self._num_emitted, -1):
             head = self._decode(self._window[:cut])
             if head + self._decode(self._window[cut:]) == text:
-                new = head[len(self._said) :]
-                self._window, self._num_said, self._said = self._window[cut:], 0, ""
+                new = head[len(self._emitted) :]
+                self._window, self._num_emitted, self._emitted = self._window[cut:], 0, ""
                 return new
         return ""

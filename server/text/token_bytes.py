@@ -1,15 +1,15 @@
-"""What one token says by itself, as text and as bytes."""
+"""Converts single tokens to text and bytes."""
 
 from collections.abc import Callable, Mapping, Set
 from functools import cache, lru_cache
 from typing import Protocol
 
 _REPLACEMENT = "\ufffd"
-_NUM_TRIED = 1000  # tokens
+_NUM_SAMPLED = 1000  # tokens
 
 
 class TokenTokenizer(Protocol):
-    """What is used of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that this module uses."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
@@ -25,7 +25,10 @@ class TokenTokenizer(Protocol):
 
 
 class TokenTexts:
-    """A tokenizer drops the space that begins a text, so a token is read behind another one."""
+    """Converts single tokens to text and bytes.
+
+    Decodes each token after another one, because some tokenizers drop a leading space.
+    """
 
     def __init__(self, *, tokenizer: TokenTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -37,26 +40,28 @@ class TokenTexts:
         self.text = lru_cache(maxsize=65536)(self._text)
 
     def _text(self, token_id: int) -> str:
-        """Its text; U+FFFD where it is no whole character."""
+        """Return the token's text; U+FFFD where it is not a whole character."""
         return self._decode([*self._before, token_id])[len(self._before_text) :]
 
     def are_byte_level(self) -> bool:
-        """Whether a text is the bytes of its tokens and nothing else: by its decoder, and tried."""
+        """Whether the vocabulary is byte-level: by its decoder class, checked on a sample."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if type(getattr(backend, "decoder", None)).__name__ != "ByteLevel":
             return False
         ids = sorted(self._names())
-        tried = ids[:: max(1, len(ids) // _NUM_TRIED)]
-        return self._decode(tried) == b"".join(map(self.byte_level, tried)).decode(errors="replace")
+        sample = ids[:: max(1, len(ids) // _NUM_SAMPLED)]
+        return self._decode(sample) == b"".join(map(self.byte_level, sample)).decode(
+            errors="replace"
+        )
 
     def byte_level(self, token_id: int) -> bytes:
-        """What it says if the vocabulary is byte-level; nothing for an id without a token."""
+        """Return a token's bytes in a byte-level vocabulary; empty for an unused id."""
         name = self._names().get(token_id, "")
         spelled = _spelled_bytes(name)
-        return spelled if spelled is not None else name.encode()  # a token that was added is text
+        return spelled if spelled is not None else name.encode()  # an added token is text
 
     def bytes(self, token_id: int) -> bytes:
-        """Its bytes, also those of a part of a character."""
+        """Return the token's bytes, also of a partial character."""
         text = self.text(token_id)
         if _REPLACEMENT not in text:
             return text.encode()
@@ -73,10 +78,10 @@ class TokenTexts:
 
 
 class ByteLevelTokens(dict[int, bytes]):
-    """The bytes of tokens of a byte-level vocabulary by id, of those that are asked for so far."""
+    """Maps ids to bytes in a byte-level vocabulary; fills itself on access."""
 
     def __init__(self, texts: TokenTexts, *, skipped: Set[int]) -> None:
-        """skipped: ids that say nothing."""
+        """skipped: ids with empty bytes."""
         super().__init__()
         self._texts = texts
         self._skipped = skipped
@@ -88,7 +93,7 @@ class ByteLevelTokens(dict[int, bytes]):
 
 
 def _spelled_bytes(name: str) -> bytes | None:
-    """What a byte-level name spells, a letter for each byte; None for any other name."""
+    """Return the bytes of a byte-level name, one per letter; None for any other name."""
     byte_of = _bytes_by_letter()
     if name and all(letter in byte_of for letter in name):
         return bytes(byte_of[letter] for letter in name)
@@ -97,9 +102,9 @@ def _spelled_bytes(name: str) -> bytes | None:
 
 @cache
 def _bytes_by_letter() -> Mapping[str, int]:
-    """Byte-level BPE writes each byte as a letter: itself where it is printable in Latin-1.
+    """Return the byte of each letter in byte-level BPE (GPT-2, Radford et al. 2019).
 
-    The others take the letters from U+0100 on, in their order (GPT-2, Radford et al. 2019).
+    Bytes that are printable in Latin-1 are themselves; the others are letters from U+0100 on.
     """
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in own]

@@ -1,4 +1,4 @@
-"""Text and token ids: encoding, chat templates, and decoding while an answer grows."""
+"""Encodes text and chats to token ids, and creates decoders."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from server.text.token_bytes import ByteLevelTokens, TokenTexts
 
 _NEW_TURN = {"add_generation_prompt": True}
 _KNOWN_MESSAGE = "a message that is known"
-_NO_LIMIT = 10**30  # transformers' own way to say so
+_NO_LIMIT = 10**30  # as in transformers
 
 
 class ChatTemplateError(ValueError):
@@ -20,18 +20,18 @@ class ChatTemplateError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ChatExtras:
-    """What a chat template is given besides the messages."""
+    """Arguments of a chat template in addition to the messages."""
 
     tools: Sequence[Mapping[str, Any]] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    goes_on: bool = False  # the last message is the assistant's, and the answer goes on with it
+    continue_final_message: bool = False  # the output continues the assistant's last message
 
 
 NO_EXTRAS = ChatExtras()
 
 
 class Tokenizer(Protocol):
-    """What is used of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that this module uses."""
 
     chat_template: Any
     all_special_ids: list[int]
@@ -53,11 +53,11 @@ class Tokenizer(Protocol):
 
 
 class TextCodec:
-    """One model's tokenizer and chat template. Safe to use from several threads."""
+    """Encodes and decodes with one model's tokenizer and chat template. Thread-safe."""
 
     def __init__(self, *, tokenizer: Tokenizer) -> None:
-        # A fast tokenizer drops a truncation or padding of its file at the first use, and must
-        # not be changed while another thread reads it: so that use is here.
+        # The first call removes truncation and padding of a fast tokenizer. Make it here, because
+        # it must not change while another thread reads it.
         tokenizer.encode("", add_special_tokens=False)
         self._tokenizer = tokenizer
         self.tokens = TokenTexts(tokenizer=tokenizer)
@@ -79,40 +79,40 @@ class TextCodec:
         trust_remote_code: bool = False,
         chat_template: str | None = None,
     ) -> "TextCodec":
-        """The tokenizer of a model folder (or hub id). Raises OSError or ValueError without one.
+        """Load the tokenizer of a model folder or hub id. Raises OSError or ValueError.
 
-        chat_template is a Jinja text that stands in for the model's own.
+        chat_template: Jinja text that replaces the model's template.
         """
-        from transformers import AutoTokenizer  # heavy: not before there is something to load
+        from transformers import AutoTokenizer  # heavy: imported on use
 
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder), revision=revision, trust_remote_code=trust_remote_code
         )
-        tokenizer.model_max_length = _NO_LIMIT  # lengths are checked, and told, per request
+        tokenizer.model_max_length = _NO_LIMIT  # each request checks its length
         if chat_template is not None:
             tokenizer.chat_template = chat_template
         return cls(tokenizer=tokenizer)
 
     @property
     def chat_template(self) -> str:
-        """Its text, of several that a model may have all of them; empty without one."""
+        """The template's text, all texts of a model with several; empty without one."""
         template = self._tokenizer.chat_template or ""
         return template if isinstance(template, str) else str(template)
 
     def ids_of(self, tokens: Iterable[str]) -> frozenset[int]:
-        """Those of these texts that are a token of their own."""
+        """Return the ids of the texts that are single tokens."""
         return frozenset(self._ids[token] for token in tokens if token in self._ids)
 
     def token_bytes(self, count: int) -> list[bytes | None]:
-        """What each of the first `count` ids says; None for special tokens and for no token.
+        """Return the bytes of the first `count` ids; None for special tokens and unused ids.
 
-        Reads the whole vocabulary: a second or so for a large one.
+        Takes about a second for a large vocabulary.
         """
-        spoken = set(self._ids.values()) - self._special_ids
-        return [self.tokens.bytes(i) if i in spoken else None for i in range(count)]
+        text_ids = set(self._ids.values()) - self._special_ids
+        return [self.tokens.bytes(i) if i in text_ids else None for i in range(count)]
 
     def special_id(self, token: str) -> int | None:
-        """The id of a special token that is written so."""
+        """Return the id of the special token with this text; None if there is none."""
         token_id = self._ids.get(token)
         return token_id if token_id in self._special_ids else None
 
@@ -126,10 +126,9 @@ class TextCodec:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], extras: ChatExtras = NO_EXTRAS
     ) -> list[int]:
-        """Messages of a role and a content each, up to where the assistant begins to speak.
+        """Encode a chat up to the start of the assistant's turn.
 
-        The template writes the special tokens itself, so none are added.
-        Raises ChatTemplateError.
+        Adds no special tokens, because the template contains them. Raises ChatTemplateError.
         """
         if not self.has_chat_template:
             raise ChatTemplateError("this model has no chat template")
@@ -138,19 +137,21 @@ class TextCodec:
                 [dict(message) for message in messages],
                 tools=[dict(tool) for tool in extras.tools] or None,
                 tokenize=False,
-                **({"continue_final_message": True} if extras.goes_on else _NEW_TURN),
+                **(
+                    {"continue_final_message": True} if extras.continue_final_message else _NEW_TURN
+                ),
                 **extras.template_kwargs,
             )
-            text.encode()  # arguments may carry half of a surrogate pair, which is no text
-        except Exception as error:  # a template is a program, and fails as programs do
+            text.encode()  # tool arguments may contain a lone surrogate
+        except Exception as error:  # a template may raise anything
             raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
         return self.encode(text, add_special_tokens=False)
 
     def user_turn(self) -> tuple[list[int], frozenset[int]]:
-        """What stands before a first user message, and the special tokens that may end it.
+        """Return the tokens before a first user message, and the special tokens that may end it.
 
-        Found by rendering a message that is known. Raises ChatTemplateError where the template
-        does not show it once and as it is.
+        Renders a known message. Raises ChatTemplateError unless the template contains it once,
+        unchanged.
         """
         if not self.has_chat_template:
             raise ChatTemplateError("this model has no chat template")
@@ -158,12 +159,12 @@ class TextCodec:
             text = self._tokenizer.apply_chat_template(
                 [{"role": "user", "content": _KNOWN_MESSAGE}], tokenize=False
             )
-        except Exception as error:  # a template is a program, and fails as programs do
+        except Exception as error:  # a template may raise anything
             raise ChatTemplateError(f"the chat template refuses a user message: {error}") from error
         before, *after = text.split(_KNOWN_MESSAGE)
         if len(after) != 1 or not before:
             raise ChatTemplateError(
-                "this chat template does not show where a user begins to speak: a message occurs "
+                "this chat template does not show where a user's message begins: a message occurs "
                 f"{len(after)} times, after {len(before)} characters; accepted: once, after some"
             )
         # A space before the message is part of the message's first token.
@@ -185,17 +186,17 @@ class TextCodec:
         eos_token_ids: Iterable[int] = (),
         kept_ids: frozenset[int] = frozenset(),
     ) -> Decoder:
-        """For one answer. eos_token_ids are left out with the special tokens, marked or not.
+        """Return a decoder for one completion; it skips special tokens and eos_token_ids.
 
-        kept_ids are in the text although they are special.
+        kept_ids stay in the text although they are special.
         """
         skipped: Set[int] = frozenset()
         if skip_special_tokens:
             skipped = (self._special_ids | frozenset(eos_token_ids)) - kept_ids
         if self._is_byte_level:
             return ByteDecoder(self._bytes_without(frozenset(skipped)))
-        left_to_tokenizer = skip_special_tokens and not kept_ids
+        skips_in_tokenizer = skip_special_tokens and not kept_ids
         return WindowDecoder(
-            decode=lambda ids: self.decode(ids, skip_special_tokens=left_to_tokenizer),
+            decode=lambda ids: self.decode(ids, skip_special_tokens=skips_in_tokenizer),
             skips=lambda token_id: token_id in skipped or token_id >= self._num_ids,
         )

@@ -94,7 +94,7 @@ def test_a_replay_reads_its_own_memory_whatever_is_allocated_after_the_recording
 
     def record_over_rows_of_its_own() -> Recording[torch.Tensor]:
         rows = torch.tensor([2, 0], device=device)
-        return CudaCapturer(device).record(lambda: x[rows] * 2)
+        return CudaCapturer(device).capture(lambda: x[rows] * 2)
 
     recording = record_over_rows_of_its_own()
     others = [torch.ones(2, dtype=torch.long, device=device) for _ in range(256)]

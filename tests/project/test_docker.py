@@ -10,6 +10,7 @@ import pytest
 
 from dspark.cli.commands import COMMANDS
 from server.settings.loading import load_settings
+from server.settings.schema import SERVING
 from server.settings.sources import read_environment, read_flag
 from tests.support.paths import ROOT
 from tests.support.server.fakes import FakeEngine, app_with
@@ -111,7 +112,7 @@ def test_the_port_is_one_everywhere_and_open_to_the_outside() -> None:
     ).settings
     assert settings.server.host == "0.0.0.0"
     assert arguments("EXPOSE") == [str(settings.server.port)]
-    assert read_environment(environment()), "no setting is given"
+    assert read_environment(SERVING, environment(), []), "no setting is given"
 
 
 def test_the_health_check_asks_a_route_that_needs_no_key() -> None:

@@ -13,12 +13,13 @@ from starlette.testclient import TestClient
 from dspark.cli.commands import COMMANDS
 from dspark.cli.main import command_parser, find_command
 from dspark.cli.reference_docs import documents
-from dspark.training.settings.loading import FIELDS as TRAINING_FIELDS
-from dspark.training.settings.loading import load_training_settings, to_training_config
+from dspark.training.settings.schema import TRAINING
+from dspark.training.settings.training_config import to_training_config
 from server.settings.engine_config import to_engine_config
 from server.settings.flags import settings_flags
-from server.settings.loading import load_settings
-from server.settings.names import FIELDS
+from server.settings.loading import load, load_settings
+from server.settings.schema import SERVING
+from server.settings.sources import read_flag
 from tests.support.paths import ROOT
 from tests.support.server.fakes import FakeEngine, app_with
 
@@ -85,7 +86,8 @@ def test_every_training_config_loads_once_its_prompts_are_there(
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one"}\n')
-    settings = load_training_settings(config, more=[f"data.prompts={prompts}"])
+    flag = read_flag("--data.prompts", "data.prompts", str(prompts), TRAINING)
+    settings = load(TRAINING, config, flags=[flag]).settings
     assert to_training_config(settings, target="t").output.is_absolute()
     header = config.read_text().partition("\n\n")[0]
     assert "Hardware:" in header
@@ -107,13 +109,13 @@ def test_generated_pages_are_fresh(file: Path) -> None:
 
 def test_every_setting_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "settings.md").read_text()
-    missing = [path for path in FIELDS if f"| `{path}` |" not in text]
+    missing = [path for path in SERVING.settings if f"| `{path}` |" not in text]
     assert missing == []
 
 
 def test_every_training_setting_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "training-settings.md").read_text()
-    missing = [path for path in TRAINING_FIELDS if f"| `{path}` |" not in text]
+    missing = [path for path in TRAINING.settings if f"| `{path}` |" not in text]
     assert missing == []
 
 

@@ -1,4 +1,4 @@
-"""How much a draft is worth, prompt set by prompt set, whatever the machine's speed is."""
+"""Measures accept length and acceptance rates of a draft, by prompt set."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from dspark.bench.report.columns import columns
 from dspark.bench.workloads.interleaving import Report
-from dspark.bench.workloads.trial import Workload, accept_length, run_trial, speculation_of
+from dspark.bench.workloads.trial import (
+    Workload,
+    accept_length,
+    accept_rates,
+    run_trial,
+    speculation_of,
+)
 from engine.api import SpeculationStats
 from engine.build import Built
 from engine.core.offline import RequestRun
@@ -27,14 +33,13 @@ class SetResult:
 
     @property
     def accept_length(self) -> float:
-        """Mean tokens a round, bonus included."""
+        """Mean tokens per round, including the bonus."""
         return accept_length(self.speculation)
 
     @property
     def accept_rates(self) -> tuple[float, ...]:
-        """Of each position from 0: the share of rounds in which the block stood up to it."""
-        counts, rounds = self.speculation.accept_counts, self.speculation.num_rounds
-        return tuple(sum(counts[k + 1 :]) / rounds for k in range(len(counts) - 1) if rounds)
+        """By position from 0, the share of rounds that accepted the block up to it."""
+        return accept_rates(self.speculation)
 
     def values(self) -> dict[str, object]:
         return {
@@ -51,7 +56,7 @@ class SetResult:
 
 @dataclass(frozen=True, slots=True)
 class AcceptLengths:
-    """Every set at every temperature, and all sets together."""
+    """Results of every set and of all sets, at each temperature."""
 
     results: tuple[SetResult, ...]
     block_size: int
@@ -87,10 +92,10 @@ def measure_accept_lengths(
 ) -> AcceptLengths:
     """Run the workload once at each temperature. Reports once for each.
 
-    Raises LoadError without a draft, and RequestRejected when a request cannot be served.
+    Raises LoadError without a draft, and RequestRejected for a request that cannot be served.
     """
     if built.draft is None:
-        raise LoadError("speculative.algorithm is none; accepted: a pair, for there is no draft")
+        raise LoadError("speculative.algorithm: found none; accepted: a draft to evaluate")
     results: list[SetResult] = []
     for temperature in temperatures:
         report(f"temperature {temperature:g}")

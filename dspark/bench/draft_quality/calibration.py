@@ -1,4 +1,4 @@
-"""Fits the temperatures of a draft's confidences; each prompt judges a fit that never saw it."""
+"""Calibrates the confidences of a draft, with cross-validation over prompts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from engine.core.offline import drive
 from engine.errors import LoadError
 
 NUM_FOLDS = 4
-MIN_ROUNDS = 600  # with fewer the fit follows the accidents of a few prompts
+MIN_ROUNDS = 600  # fewer rounds overfit a few prompts
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOutcome:
-    """Temperatures from all rounds, and what such a fit is worth on prompts that are new to it."""
+    """Temperatures fitted on all rounds, with cross-validated metrics."""
 
     calibration: Calibration
-    as_said: Predictions  # of every round
-    as_scaled: Predictions  # likewise, by the fit on the folds that do not hold the round
+    uncalibrated: Predictions  # of every round
+    calibrated: Predictions  # of every round, by the fit on the other folds
     before: tuple[PositionMetrics, ...]
     after: tuple[PositionMetrics, ...]
     file: Path
@@ -62,7 +62,7 @@ class CalibrationOutcome:
 
 
 def check_can_calibrate(built: Built, folder: Path, *, replace: bool) -> None:
-    """Refuse before the work begins: raises LoadError."""
+    """Raise LoadError for a draft that cannot be calibrated, before the work starts."""
     assert built.draft is not None
     config = built.draft.config
     if not config.has_confidence_head:
@@ -75,7 +75,7 @@ def check_can_calibrate(built: Built, folder: Path, *, replace: bool) -> None:
     try:
         existing = read_calibration(folder, block_size=config.block_size)
     except DraftLoadError as error:
-        raise LoadError(f"speculative.draft_model: {error}; --replace writes it anew") from error
+        raise LoadError(f"speculative.draft_model: {error}; --replace overwrites it") from error
     if existing is not None and not existing.is_identity:
         raise LoadError(
             f"speculative.draft_model: draft calibration.json: found temperatures from "
@@ -85,7 +85,7 @@ def check_can_calibrate(built: Built, folder: Path, *, replace: bool) -> None:
 
 
 def fold_of_each(categories: Sequence[str]) -> list[int]:
-    """The prompts' folds: those of a category in turns, beginning elsewhere in each."""
+    """Assign prompts to folds: round-robin in each category, with shifted starts."""
     seen: dict[str, int] = {}
     offsets = {name: i for i, name in enumerate(dict.fromkeys(categories))}
     folds = []
@@ -105,9 +105,9 @@ def calibrate(
     folder: Path,
     report: Report,
 ) -> CalibrationOutcome:
-    """Run the workload, fit, judge and write calibration.json. Reports twice.
+    """Run the workload, fit, cross-validate and write calibration.json. Reports twice.
 
-    Raises LoadError when there are too few rounds, and OSError when the file cannot be written.
+    Raises LoadError for too few rounds, and OSError if the file cannot be written.
     """
     report(f"collecting from {len(workload.prompts)} prompts")
     requests = workload.requests()
@@ -119,12 +119,12 @@ def calibrate(
     if len(rounds) < MIN_ROUNDS or len(set(folds)) < NUM_FOLDS:
         raise LoadError(
             f"found {len(rounds)} rounds of {len(folds)} prompts in {len(set(folds))} folds; "
-            f"accepted: at least {MIN_ROUNDS} in {NUM_FOLDS}, so ask more prompts or for more "
-            "tokens (--num-prompts, --max-tokens)"
+            f"accepted: at least {MIN_ROUNDS} in {NUM_FOLDS}, by more prompts or more tokens "
+            "(--num-prompts, --max-tokens)"
         )
     report(f"fitting on {len(rounds)} rounds")
-    as_said, as_scaled = _judge(recorder, fold_of, block_size=block_size)
-    scaling, before, after = fit_scaling(rounds), measure(as_said), measure(as_scaled)
+    uncalibrated, calibrated = _cross_validate(recorder, fold_of, block_size=block_size)
+    scaling, before, after = fit_scaling(rounds), measure(uncalibrated), measure(calibrated)
     calibration = Calibration(
         temperatures=scaling.temperatures,
         shifts=scaling.shifts,
@@ -134,21 +134,21 @@ def calibrate(
         ece_after=tuple(metrics.ece for metrics in after),
     )
     file = calibration.write(folder)
-    return CalibrationOutcome(calibration, as_said, as_scaled, before, after, file)
+    return CalibrationOutcome(calibration, uncalibrated, calibrated, before, after, file)
 
 
-def _judge(
+def _cross_validate(
     recorder: ConfidenceRecorder, fold_of: Mapping[str, int], *, block_size: int
 ) -> tuple[Predictions, Predictions]:
-    """Every round as the head says it, and by a fit on the other folds."""
-    as_said, as_scaled = [], []
+    """Return the predictions of every round without calibration, and by the other folds' fit."""
+    uncalibrated, calibrated = [], []
     for fold in range(NUM_FOLDS):
         inside = {name for name, own in fold_of.items() if own == fold}
-        judging = recorder.rounds(block_size=block_size, of=inside.__contains__)
+        held_out = recorder.rounds(block_size=block_size, of=inside.__contains__)
         others = recorder.rounds(block_size=block_size, of=(fold_of.keys() - inside).__contains__)
-        as_said.append(judging.predicted(Scaling.identity(block_size)))
-        as_scaled.append(judging.predicted(fit_scaling(others)))
-    return Predictions.joined(as_said), Predictions.joined(as_scaled)
+        uncalibrated.append(held_out.predicted(Scaling.identity(block_size)))
+        calibrated.append(held_out.predicted(fit_scaling(others)))
+    return Predictions.joined(uncalibrated), Predictions.joined(calibrated)
 
 
 def _values(metrics: PositionMetrics) -> dict[str, float | None]:

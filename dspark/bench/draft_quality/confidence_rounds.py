@@ -1,4 +1,4 @@
-"""Collects what a draft believed of its tokens, and what became of them."""
+"""Collects the confidences of draft tokens and whether they were accepted."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,8 +15,8 @@ from engine.scheduler.scheduler import Committed
 class ConfidenceRecorder:
     """A StepObserver for drafts with a confidence head.
 
-    Takes the rounds whose whole block was verified, and leaves out a request's last one: a stop
-    may have cut it, and then nothing is known of the positions behind.
+    Records rounds whose whole block was verified, except the last of a request: a stop may have
+    cut it, so that later positions are unknown.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class ConfidenceRecorder:
             self._num_accepted.append(len(event.token_ids) - 1)
 
     def rounds(self, *, block_size: int, of: Callable[[str], bool]) -> ConfidenceRounds:
-        """Those of the requests that `of` is true of, in the order in which they happened."""
+        """Return the rounds of requests for which `of` is true, in order of time."""
         chosen = [i for i, name in enumerate(self._request_ids) if of(name)]
         logits = [self._logits[i] for i in chosen] or [torch.empty(0, block_size)]
         return ConfidenceRounds(

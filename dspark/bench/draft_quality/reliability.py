@@ -1,4 +1,4 @@
-"""Predicted survival against what happened, as a picture."""
+"""Plots predicted against observed acceptance."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ PLOT_NAME = "calibration.png"
 
 
 def draw_reliability(outcome: CalibrationOutcome, path: Path) -> None:
-    """Every position before and after, each round read as its fold's fit has it, as a PNG.
+    """Plot every position before and after calibration, cross-validated, as a PNG.
 
     Raises ImportError without matplotlib.
     """
@@ -18,7 +18,7 @@ def draw_reliability(outcome: CalibrationOutcome, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 5), layout="constrained")
-    versions = (("as the head says", outcome.as_said), ("calibrated", outcome.as_scaled))
+    versions = (("uncalibrated", outcome.uncalibrated), ("calibrated", outcome.calibrated))
     for axes, (title, predictions) in zip(figure.subplots(1, 2), versions, strict=True):
         axes.plot([0, 1], [0, 1], color="gray", linewidth=1)
         for k in range(predictions.survival.shape[1]):
@@ -26,8 +26,8 @@ def draw_reliability(outcome: CalibrationOutcome, path: Path) -> None:
             xs, ys = [b.prediction for b in bins], [b.outcome for b in bins]
             axes.plot(xs, ys, "o-", markersize=3, label=f"position {k}")
         axes.set_title(title)
-        axes.set_xlabel("predicted chance to stand")
-        axes.set_ylabel("share that stood")
+        axes.set_xlabel("predicted probability of acceptance")
+        axes.set_ylabel("observed share accepted")
         axes.grid(alpha=0.3)
         axes.legend()
     with whole_file(path) as partial, partial.open("wb") as file:

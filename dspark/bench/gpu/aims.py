@@ -1,4 +1,4 @@
-"""What was measured beside what was aimed at. An aim that is missed is told, and is no failure."""
+"""Compares measurements with the aims; a missed aim is reported and is no failure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -6,7 +6,7 @@ from dspark.bench.gpu.results import Row, Table
 
 
 def aims(tables: Mapping[str, Sequence[Row]]) -> Iterator[Table]:
-    """One table, of the aims whose numbers are there."""
+    """Yield one table of the aims that were measured."""
     rows: list[Row] = [
         {"aim": aim, "wanted": wanted, "found": found}
         for aim, wanted, found in (

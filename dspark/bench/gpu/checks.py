@@ -1,4 +1,4 @@
-"""Does the device say what the references say? Each check is one line, with its number."""
+"""Checks attention, context KV and greedy text of the device against references."""
 
 import torch
 from torch import Tensor
@@ -6,8 +6,8 @@ from torch import Tensor
 from draft import ContextKernel, ContextKVMode, ContextKVWriter
 from dspark.bench.compare.identity import generate_reference
 from dspark.bench.gpu.engines import (
-    acceleration_of,
     context_kernel_of,
+    device_backend_of,
     engine_of,
     greedy_texts,
     interprets_triton,
@@ -15,36 +15,36 @@ from dspark.bench.gpu.engines import (
 )
 from dspark.bench.gpu.pairs import SMALL, TINY, Pair, make_pair
 from dspark.bench.gpu.results import Check, Found
-from kv_pool import AttentionBackend, KVLayout, KVPool, ReferenceAttention
+from kv_pool import AttentionBackend, AttentionOptions, KVLayout, KVPool, ReferenceAttention
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 PAGE_SIZE = 16
 
 
 def triton_attention(device: torch.device, tiny: bool) -> Found:
-    """Our own kernels against the reference; interpreted where that is switched on."""
+    """Check the Triton kernels against the reference, on CUDA or in the interpreter."""
     if device.type == "cuda" or interprets_triton():
         from kv_pool.attention.triton_attention import TritonAttention
 
         backend = TritonAttention(page_size=PAGE_SIZE, device=device)
         yield from _attention("triton", backend, device, tiny=tiny)
     else:
-        yield Check("attention by triton", True, "not there: no CUDA device and no interpreter")
+        yield Check("attention by triton", True, "not available: no CUDA device and no interpreter")
 
 
 def flashinfer_attention(device: torch.device, tiny: bool) -> Found:
-    """Where it is installed. Its kernels may have to be built, so it comes last."""
+    """Check FlashInfer, if installed; the last section, because its kernels may be built."""
     try:
-        make = acceleration_of(device, attention_backend="flashinfer").make_attention
+        make = device_backend_of(device, attention_backend="flashinfer").make_attention
         backend = make(PAGE_SIZE)
     except Exception as error:
-        yield Check("attention by flashinfer", True, f"not there: {error}")
+        yield Check("attention by flashinfer", True, f"not available: {error}")
         return
     yield from _attention("flashinfer", backend, device, tiny=tiny)
 
 
 def _attention(name: str, backend: AttentionBackend, device: torch.device, *, tiny: bool) -> Found:
-    """Heads as in the released pair; in bfloat16, which serves, and else where it is cheap."""
+    """Check with the heads of the released pair: in bfloat16, and in other dtypes if cheap."""
     dtypes = [torch.bfloat16] if name == "flashinfer" else list(TOLERANCE)
     for dtype in dtypes:
         for causal in (True, False):
@@ -82,7 +82,7 @@ def _attention_difference(
     keys, values = (noise(at * PAGE_SIZE, num_kv_heads, head_dim) for _ in range(2))
     found, expected = (
         each.plan(query_lens=query_lens, kv_lens=kv_lens, page_tables=tables, causal=causal).attend(
-            query.to(kind), keys.to(kind), values.to(kind), scale=head_dim**-0.5
+            query.to(kind), keys.to(kind), values.to(kind), AttentionOptions(head_dim**-0.5)
         )
         for each, kind in (
             (backend, dtype),
@@ -93,7 +93,7 @@ def _attention_difference(
 
 
 def context(device: torch.device, tiny: bool) -> Found:
-    """Stacked and fused context keys and values against those written layer by layer."""
+    """Check stacked and fused context KV against the per-layer path."""
     shape = TINY if tiny else SMALL
     kernel = context_kernel_of(device)
     for dtype, tolerance in TOLERANCE.items():
@@ -111,7 +111,7 @@ def context(device: torch.device, tiny: bool) -> Found:
 
 
 def _context_difference(pair: Pair, kernel: ContextKernel | None, device: torch.device) -> float:
-    """Largest difference as a share of atol + rtol * |expected|, both the dtype's tolerance."""
+    """Return the largest difference relative to atol + rtol * |expected| of the dtype."""
     config, dtype = pair.draft.config, pair.target.dtype
     generator = torch.Generator(device).manual_seed(0)
     aux = torch.randn(33, config.aux_size, generator=generator, device=device).to(dtype)
@@ -131,13 +131,13 @@ def _context_difference(pair: Pair, kernel: ContextKernel | None, device: torch.
 
 
 def draft_pool(pair: Pair, num_pages: int, device: torch.device) -> KVPool:
-    """Room for context alone."""
+    """Make a pool that stores the draft context only."""
     layout = KVLayout(page_size=PAGE_SIZE, device=device, draft=pair.draft.network.kv_shapes)
     return KVPool(layout, num_pages=num_pages)
 
 
 def texts(device: torch.device, tiny: bool) -> Found:
-    """Greedy text in float32 against transformers', with and without graphs and speculation."""
+    """Check greedy text in float32 with transformers, with and without graphs and speculation."""
     shape = TINY if tiny else SMALL
     pair = make_pair(shape, dtype=torch.float32, device=device, max_len=256)
     count, new_tokens = (3, 8) if tiny else (6, 32)
@@ -165,7 +165,7 @@ def texts(device: torch.device, tiny: bool) -> Found:
             found = greedy_texts(built, prompts, max_new_tokens=new_tokens)
             same = sum(a == b for a, b in zip(found, expected, strict=True))
             how = f"{same} of {count} texts; attention {details['attention']}"
-            told = details["graphs"]["reason"]  # type: ignore[index]
-            recorded = f"graphs: {told}" if told else "graphs recorded"
-            right = same == count and (graphs == "off" or told is None)
+            reason = details["graphs"]["reason"]  # type: ignore[index]
+            recorded = f"graphs: {reason}" if reason else "graphs recorded"
+            right = same == count and (graphs == "off" or reason is None)
             yield Check(f"greedy text, {label}", right, f"{how}, {recorded}")

@@ -1,4 +1,4 @@
-"""Engines over a pair in memory, as the device would have them or with parts left out."""
+"""Builds engines over a pair in memory, with the device's backend or with parts switched off."""
 
 import dataclasses
 import os
@@ -18,15 +18,15 @@ from engine.model_setup.device_backend import DeviceBackend, choose_device_backe
 from kv_pool.attention.fixed_reference import FixedReference
 
 
-def acceleration_of(device: torch.device, **settings: Any) -> DeviceBackend:
-    """The device's own; a CPU gets a tape for graphs, so that a dry run takes the same way."""
+def device_backend_of(device: torch.device, **settings: Any) -> DeviceBackend:
+    """Return the backend of the device; a CPU records tapes in place of graphs, for a dry run."""
     found = choose_device_backend(EngineConfig(target="random", **settings), device)
     if device.type == "cuda" or settings.get("graphs") == "off":
         return found
     return dataclasses.replace(
         found,
         make_attention=lambda page_size: FixedReference(page_size=page_size, device=device),
-        recorder=TapeCapturer(),
+        capturer=TapeCapturer(),
         graphs_reason=None,
     )
 
@@ -36,12 +36,12 @@ def interprets_triton() -> bool:
 
 
 def context_kernel_of(device: torch.device) -> ContextKernel | None:
-    """The device's own; on a CPU triton's interpreter runs it, where that is switched on.
+    """Return the kernel of the device, or on a CPU the interpreted one if that is enabled.
 
-    For single writes: engines of a dry run go without, for an interpreter is slow.
+    It is for single writes: the interpreter is too slow for engines of a dry run.
     """
     if device.type == "cuda":
-        return acceleration_of(device).context_kernel
+        return device_backend_of(device).context_kernel
     if not interprets_triton():
         return None
     from draft.context.triton_context import FusedContext
@@ -58,8 +58,8 @@ def engine_of(
     attention_backend: str = "auto",
     **settings: Any,
 ) -> Built:
-    """settings are fields of EngineConfig."""
-    accelerated: dict[str, Any] = {
+    """Build an engine; settings are fields of EngineConfig."""
+    backend: dict[str, Any] = {
         "graphs": graphs,
         "attention_backend": attention_backend,
         "dtype": str(pair.target.dtype).removeprefix("torch."),
@@ -69,20 +69,20 @@ def engine_of(
             target="random",
             native_kernels="off",
             draft_budget="always",
-            **accelerated,
+            **backend,
             **settings,
         ),
         target=pair.target,
         draft=pair.draft if speculates else None,
         device=device,
-        device_backend=acceleration_of(device, **accelerated),
+        device_backend=device_backend_of(device, **backend),
     )
 
 
 def greedy_texts(
     built: Built, prompts: Sequence[Sequence[int]], *, max_new_tokens: int
 ) -> list[list[int]]:
-    """Output ids of all prompts, served at once."""
+    """Return the output ids of all prompts, run concurrently."""
     params = EngineSamplingParams(max_new_tokens=max_new_tokens)
     requests = [Request(str(i), tuple(p), params) for i, p in enumerate(prompts)]
     with torch.inference_mode():

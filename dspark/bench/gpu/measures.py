@@ -1,4 +1,4 @@
-"""What things take on the device; each is a table of rows, told as JSON and as text."""
+"""Measures context writes and decode rounds on the device, as tables."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from engine.model_setup.pool_sizing import parameter_bytes
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured."""
+    """Sizes and repetitions of the measurements."""
 
     tokens: tuple[int, ...]
     batches: tuple[int, ...]
@@ -60,14 +60,14 @@ DRY = Effort(
 
 
 def writes(device: torch.device, tiny: bool) -> Found:
-    """The device's own limits, and the context write in all its forms."""
+    """Measure the limits of the device, and the context write in all forms."""
     effort, pair = _effort(tiny), _pair(device, tiny)
     yield from table("device", lambda: iter([_limits(pair, device, effort)]))
     yield from table("context write", lambda: _context_rows(pair, device, effort))
 
 
 def speculation(device: torch.device, tiny: bool) -> Found:
-    """Rounds as they are served: with a draft and with graphs."""
+    """Measure rounds with a draft and with graphs."""
     drafted = _bench(device, tiny)
     yield from table("rounds", drafted.by_part)
     yield from table("verify pass", drafted.verify_passes)
@@ -115,7 +115,7 @@ def _limits(pair: Pair, device: torch.device, effort: Effort) -> Row:
 
 
 def _context_rows(pair: Pair, device: torch.device, effort: Effort) -> Iterator[Row]:
-    """Medians of all three paths, beside the time of the bytes and of the operations."""
+    """Yield medians of all three paths, with the lower bounds by bytes and by operations."""
     bandwidth = copy_bandwidth(device, effort.copy_bytes)
     rate = product_rate(device, pair.target.dtype, effort.product_size)
     network, config = pair.draft.network, pair.draft.config
@@ -137,7 +137,7 @@ def _context_rows(pair: Pair, device: torch.device, effort: Effort) -> Iterator[
         for name, writer in writers.items():
             cases[f"{name}_ms"] = partial(writer.write_context_kv, aux, positions, slots)
         row: Row = {"tokens": count}
-        for name, case in cases.items():  # one by one: stacked writers take the weights over
+        for name, case in cases.items():  # one by one: a stacked writer takes over the weights
             timed = in_turns({name: case}, turns=effort.turns, device=device)
             row[name] = timed[name].median
         num_bytes, operations = _context_work(pair, count)
@@ -149,7 +149,7 @@ def _context_rows(pair: Pair, device: torch.device, effort: Effort) -> Iterator[
 
 
 def _context_work(pair: Pair, count: int) -> tuple[int, int]:
-    """Bytes that must move, and operations, for `count` tokens: weights, taps, keys and values."""
+    """Return the fewest bytes and operations for `count` tokens: weights, taps, keys, values."""
     config, itemsize = pair.draft.config, pair.target.dtype.itemsize
     kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     weights = config.hidden_size * (config.aux_size + kv)
@@ -158,7 +158,7 @@ def _context_work(pair: Pair, count: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """An engine whose rounds are measured, all with the same effort."""
+    """Measures the rounds of one engine."""
 
     built: Built
     device: torch.device
@@ -179,7 +179,7 @@ class _Bench:
         )
 
     def by_part(self) -> Iterator[Row]:
-        """Where the time of a round goes, with half of each block accepted."""
+        """Yield the parts of a round, with half of each block accepted."""
         for batch in self.effort.batches:
             found = self.rounds(batch, num_accepted=self.block_size // 2)
             parts = {f"{name}_ms": spread.median for name, spread in found.parts_ms.items()}
@@ -207,7 +207,7 @@ class _Bench:
             }
 
     def by_context_writer(self) -> Iterator[Row]:
-        """Stacked and per layer in turns, twice."""
+        """Yield stacked and per-layer rounds in turn, twice."""
         for batch in self.effort.accept_batches:
             for mode in ("auto", "off", "auto", "off"):
                 self.built.engine.set_context_kv(mode)
@@ -221,7 +221,7 @@ class _Bench:
         self.built.engine.set_context_kv("auto")
 
     def verify_passes(self) -> Iterator[Row]:
-        """A pass reads every weight but the embedding's once: that much a second, beside a copy."""
+        """Yield the weight bytes per second of a pass, without the embedding, against a copy."""
         bandwidth = copy_bandwidth(self.device, self.effort.copy_bytes)
         embedding = self.built.target.parts.embedding.get_parameter("weight")
         weights = parameter_bytes(self.built.target.model) - embedding.nbytes

@@ -1,4 +1,4 @@
-"""A random target and a random draft of a real shape, made on the device: nothing is fetched."""
+"""Makes a random target and draft of a real shape on the device."""
 
 import copy
 import dataclasses
@@ -17,7 +17,7 @@ from engine.loading.target import LoadedTarget, describe_target
 
 @dataclass(frozen=True, slots=True)
 class PairShape:
-    """What both models look like."""
+    """The shape of both models."""
 
     hidden_size: int
     intermediate_size: int
@@ -35,8 +35,8 @@ class PairShape:
 
 # Qwen3-8B and the draft that DeepSpec published for it.
 RELEASED = PairShape(4096, 12288, 36, 32, 8, 128, 151936, taps=(1, 9, 17, 25, 33))
-# Large weights have opinions, so that greedy decoding meets no ties. Heads are as wide as the
-# released ones: then kernels that are built at their first use are built once.
+# Large weights avoid ties in greedy decoding. Heads are as wide as the released ones, so that
+# kernels are built once.
 SMALL = PairShape(
     256, 512, 6, 8, 4, 128, 1009, taps=(0, 2, 4), draft_layers=3, initializer_range=0.2
 )
@@ -53,7 +53,7 @@ class Pair:
 
 @torch.no_grad()
 def make_pair(shape: PairShape, *, dtype: torch.dtype, device: torch.device, max_len: int) -> Pair:
-    """Both models in evaluation mode; the draft has the target's own embedding and head."""
+    """Make both models in evaluation mode; the draft uses the target's embedding and head."""
     torch.manual_seed(0)
     with torch.device(device), _default_dtype(dtype):
         model = AutoModelForCausalLM.from_config(

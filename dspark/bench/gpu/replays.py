@@ -1,4 +1,4 @@
-"""Does a replay say what running the same pass says? Of both models, each check one line."""
+"""Checks replayed graphs of both models against eager passes."""
 
 from dataclasses import dataclass
 
@@ -13,12 +13,12 @@ from dspark.bench.gpu.results import Check, Found
 from engine.build import Built
 from engine.runner.batch import batch_of_rows
 
-_LENGTHS = (20, 25, 30)  # tokens of three prompts: a tier of four sequences is padded
+_LENGTHS = (20, 25, 30)  # tokens of three prompts: a capture size of four is padded
 _TABLES = ([0, 3, 6], [1, 4, 7], [2, 5, 8])
 
 
 def graphs(device: torch.device, tiny: bool) -> Found:
-    """Logits and taps of full windows and short; drafts, their distributions and confidences."""
+    """Check logits and taps of full and short windows, and drafts with their distributions."""
     shape = TINY if tiny else SMALL
     dtypes = [torch.float32] if tiny else [torch.float32, torch.bfloat16]
     for dtype in dtypes:
@@ -40,7 +40,7 @@ def graphs(device: torch.device, tiny: bool) -> Found:
 
 
 def _compared(name: str, found: DraftBlock, expected: DraftBlock, dtype: torch.dtype) -> Check:
-    """Only the numbers before the first token are those of the same text for certain."""
+    """Compare drafts; only values of the first position always have the same prefix."""
     assert found.confidence_logits is not None
     assert expected.confidence_logits is not None
     pairs = [(found.confidence_logits[:, 0], expected.confidence_logits[:, 0])]
@@ -55,9 +55,9 @@ def _compared(name: str, found: DraftBlock, expected: DraftBlock, dtype: torch.d
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    windows: tuple[Tensor, Tensor]  # logits and taps of three verify windows behind three prompts
-    drafts: tuple[DraftBlock, DraftBlock]  # of blocks behind them, greedy and drawn
-    no_graphs: object  # why there are none
+    windows: tuple[Tensor, Tensor]  # logits and taps of three verify windows
+    drafts: tuple[DraftBlock, DraftBlock]  # greedy and sampled
+    no_graphs: object  # the reason, if there are none
 
 
 @torch.inference_mode()
@@ -77,9 +77,9 @@ def _passes(pair: Pair, device: torch.device, *, graphs: str) -> _Passes:
         for text, table, start, short in zip(texts, _TABLES, _LENGTHS, (0, 3, 0), strict=True)
     ]
     output = built.runner.forward(batch_of_rows(windows, page_size=PAGE_SIZE))
-    told = built.engine.info.details["graphs"]
-    kept = output.logits.clone(), output.aux_hidden.clone()
-    return _Passes(kept, drafts, told["reason"])  # type: ignore[index]
+    graphs_info = built.engine.info.details["graphs"]
+    windows_of = output.logits.clone(), output.aux_hidden.clone()
+    return _Passes(windows_of, drafts, graphs_info["reason"])  # type: ignore[index]
 
 
 def _block(built: Built, anchors: Tensor, *, draws: bool) -> DraftBlock:
@@ -108,6 +108,6 @@ def _block(built: Built, anchors: Tensor, *, draws: bool) -> DraftBlock:
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:
-    """Largest, of the largest number that is expected."""
+    """Return the largest difference relative to the largest expected value."""
     a, b = found.float(), expected.float()
     return float((a - b).abs().max() / b.abs().max())

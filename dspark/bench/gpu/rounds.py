@@ -1,4 +1,4 @@
-"""Decode rounds of a whole engine at a chosen batch size and accept length."""
+"""Measures decode rounds of an engine at a given batch size and accept length."""
 
 import itertools
 import time
@@ -8,32 +8,33 @@ from dataclasses import dataclass
 
 import torch
 
-from dspark.bench.gpu.timing import Stopwatch, replaced, watched
+from dspark.bench.gpu.timing import Stopwatch
 from dspark.bench.report.statistics import Spread
+from dspark.bench.workloads.timing import marked_calls, replaced
 from engine.api import EngineSamplingParams, Request
 from engine.build import Built
 from engine.runner.batch import ScheduleBatch
 from engine.runner.target_model import TargetOutput
 
 PREFILL_CHUNK = 2048  # tokens
-_CERTAIN = 1e4  # a logit beyond all others
+_CERTAIN = 1e4  # a logit above all others
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
     """Steps in which every sequence was past its prompt."""
 
-    step_ms: Spread  # on the host's clock, from plan to events
-    parts_ms: dict[str, Spread]  # on the device, between its own marks
+    step_ms: Spread  # host clock, from plan to events
+    parts_ms: dict[str, Spread]  # between marks on the device
     tokens_per_s: float
     accept_length: float
 
 
 @contextmanager
 def forced_acceptance(built: Built, num_accepted: int) -> Iterator[None]:
-    """Within the block the target agrees with so many draft tokens of each window, and no more.
+    """Make the target accept exactly num_accepted draft tokens of each window in the block.
 
-    Its passes are real; a few logits are overwritten after each.
+    The passes are real; a few logits are overwritten after each.
     """
     vocab_size = built.target.vocab_size
     forward = built.runner.forward
@@ -60,20 +61,20 @@ def measure_rounds(
     num_accepted: int,
     steps: int,
 ) -> Rounds:
-    """`batch` sequences of `context` prompt tokens each, `steps` rounds of all of them."""
+    """Run `steps` rounds of `batch` sequences with `context` prompt tokens each."""
     engine, watch = built.engine, Stopwatch(device)
     warm_up = 4
     generator = torch.Generator().manual_seed(batch)
-    # A sequence may go on while the others' prompts are still to come.
+    # Early sequences decode while the prompts of others are prefilled.
     prefill = 4 + batch * context // PREFILL_CHUNK
     most = (warm_up + steps + prefill) * (built.proposer.block_size + 1)
     params = EngineSamplingParams(max_new_tokens=most)
     with (
         torch.inference_mode(),
-        watched(built.runner, "forward", watch) as passes,
+        marked_calls(built.runner, "forward", watch.mark) as passes,
         forced_acceptance(built, num_accepted),
-        watched(built.proposer, "propose", watch) as drafts,
-        watched(built.proposer, "write_context", watch) as writes,
+        marked_calls(built.proposer, "propose", watch.mark) as drafts,
+        marked_calls(built.proposer, "write_context", watch.mark) as writes,
     ):
         for i in range(batch):
             prompt = torch.randint(1, built.target.vocab_size, (context,), generator=generator)
@@ -88,9 +89,9 @@ def measure_rounds(
             marks.clear()
         seconds, tokens = [], 0
         for _ in range(steps):
-            begun = time.perf_counter()
+            began = time.perf_counter()
             events = engine.step()
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(time.perf_counter() - began)
             tokens += sum(len(event.token_ids) for event in events)
         watch.finish()
         for i in range(batch):

@@ -14,6 +14,9 @@ from importlib.resources import files
 from itertools import chain, zip_longest
 from pathlib import Path
 
+from server.settings.base import SettingsError, quoted, shown
+from server.settings.text_files import is_unicode, read_text
+
 NO_CATEGORY = "other"
 
 _OWN_FILE = "prompts.jsonl"
@@ -56,9 +59,9 @@ def prompt_lines(file: Path | None) -> list[tuple[int, str]]:
     """
     source = file or files("dspark.bench.workloads") / _OWN_FILE
     try:
-        text = source.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise PromptFileError(f"{file}: found bytes that are no UTF-8; accepted: JSONL") from None
+        text = read_text(source)
+    except SettingsError as error:
+        raise PromptFileError(str(error)) from None
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise PromptFileError(f"{file}: found no prompt; accepted: one JSON object a line")
@@ -79,13 +82,18 @@ def parse_prompt(line: str, where: str) -> Prompt:
     """Parse one line. Raises PromptFileError, which starts with `where`."""
     try:
         found = json.loads(line)
+        is_text = is_unicode(json.dumps(found, ensure_ascii=False))
     except ValueError as error:
         raise PromptFileError(f"{where}: this is no JSON ({error})") from None
+    except RecursionError:
+        raise PromptFileError(f"{where}: this JSON is nested too deeply") from None
+    if not is_text:
+        raise PromptFileError(f"{where}: found a lone surrogate; accepted: Unicode text")
     if not isinstance(found, dict):
         raise PromptFileError(f"{where}: found {_kind(found)}; accepted: an object with {_FORMS}")
     category = found.get("category", NO_CATEGORY)
     if not isinstance(category, str) or not category:
-        raise PromptFileError(f"{where}: category: found {category!r}; accepted: a name")
+        raise PromptFileError(f"{where}: category: found {quoted(category)}; accepted: a name")
     return Prompt(category, _messages(found, where))
 
 
@@ -100,8 +108,8 @@ def _messages(found: Mapping[str, object], where: str) -> tuple[Mapping[str, str
             if len(messages) == len(values):
                 return tuple(messages)
     raise PromptFileError(
-        f"{where}: found the keys {', '.join(found) or '(none)'}; accepted: {_FORMS}, as a text, "
-        "a list of texts and a list of objects with role and content; none of them empty"
+        f"{where}: found the keys {shown(', '.join(found)) or '(none)'}; accepted: {_FORMS}, as a "
+        "text, a list of texts and a list of objects with role and content; none of them empty"
     )
 
 

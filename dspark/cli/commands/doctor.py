@@ -40,8 +40,7 @@ from engine.platform.host import (
 )
 from server.settings.flags import add_settings_flags, settings_flags
 from server.settings.model_sources import DEMO_NAME
-from server.settings.names import ENV_PREFIX
-from server.settings.schema import Settings, SettingsError
+from server.settings.schema import SERVING, Settings, SettingsError
 
 USAGE = "dspark doctor [--config FILE] [options]"
 
@@ -206,7 +205,7 @@ def _is_here(name: str, *, demo: Path | None) -> bool:
 
 
 def _has_settings(args: argparse.Namespace) -> bool:
-    has_variables = any(name.startswith(ENV_PREFIX) for name in os.environ)
+    has_variables = any(name.startswith(SERVING.env_prefix) for name in os.environ)
     return args.config is not None or bool(settings_flags(args)) or has_variables
 
 

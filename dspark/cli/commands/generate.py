@@ -10,8 +10,9 @@ from dspark.cli.startup import add_checking_flags, configure_log, settle
 from dspark.runtime.models import resolved_engine_config, running_engine
 from dspark.runtime.text import load_text
 from engine import EngineClient, EngineSamplingParams, Finish, Request, TokenEvent
+from server.settings.base import SettingsError, quoted
 from server.settings.flags import add_settings_flags
-from server.settings.schema import SettingsError
+from server.settings.text_files import decoded, is_unicode
 from server.text.tokenizer import ChatTemplateError, TextCodec
 
 USAGE = "dspark generate [PROMPT] --config FILE [options]"
@@ -37,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
     settings = settle(args)
     if settings is None:
         return 0
-    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    prompt = decoded(sys.stdin.buffer.read(), "stdin") if args.prompt == "-" else args.prompt
+    if not is_unicode(prompt):
+        raise SettingsError(f"PROMPT: found {quoted(prompt)}; accepted: Unicode text")
     if not prompt.strip():
         raise SettingsError("PROMPT: found nothing; accepted: a text, or - with a text on stdin")
     configure_log("warning")

@@ -24,7 +24,7 @@ from server.http.graceful_server import GracefulServer
 from server.http.listener import Listener
 from server.http.request_records import RequestRecord
 from server.http.tls import Certificate, certificate_of
-from server.http.tracing import traces_to
+from server.http.tracing import otlp_exporter
 from server.options import ServerOptions
 from server.settings.flags import add_settings_flags
 from server.settings.schema import Settings
@@ -92,7 +92,7 @@ def tracing(settings: Settings) -> Iterator[list[Callable[[RequestRecord], None]
     if endpoint is None:
         yield []
         return
-    traces = traces_to(endpoint, service_name=served_name(settings))
+    traces = otlp_exporter(endpoint, service_name=served_name(settings))
     try:
         yield [traces]
     finally:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dspark.bench.workloads.prompts import Prompt, PromptFileError, spread
 from dspark.cli.measuring import encode, quiet_libraries
-from dspark.cli.startup import configure_log
+from dspark.cli.startup import add_checking_flags, configure_log, load_or_print
 from dspark.demo.target import ensure_demo_target
 from dspark.runtime.progress import TerminalProgress
 from dspark.runtime.text import codec_of
@@ -29,35 +29,26 @@ from dspark.training.settings.begun_training import (
     decisive_settings,
     refuse_another_training,
 )
-from dspark.training.settings.loading import (
-    load_training_settings,
-    to_training_config,
-)
-from dspark.training.settings.schema import TrainingSettings
+from dspark.training.settings.schema import TRAINING, TrainingSettings
+from dspark.training.settings.training_config import to_training_config
 from engine.platform.cache_dir import default_cache_dir
+from server.settings.flags import add_settings_flags
 from server.settings.model_sources import DEMO_NAME
 from server.settings.schema import SettingsError
 from server.text.tokenizer import TextCodec
 
-USAGE = "dspark train --config FILE [--set NAME=VALUE ...]"
+USAGE = "dspark train --config FILE [options]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", required=True, help="YAML file, see docs/training.md"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any setting of the file, by its dotted name",
-    )
-    parser.add_argument("--check", action="store_true", help="validate the settings and exit")
+    add_checking_flags(parser)
+    add_settings_flags(parser, TRAINING)
 
 
 def run(args: argparse.Namespace) -> int:
-    settings = load_training_settings(args.config, more=args.set)
+    settings = load_or_print(args, TRAINING)
+    if settings is None:
+        return 0
     prompts = chosen_prompts(settings)
     if args.check:
         asked = decisive_settings(settings, prompts, chat_template=None)

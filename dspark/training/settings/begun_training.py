@@ -1,4 +1,4 @@
-"""A training's folder goes on with the settings that it was begun with, or says which differ."""
+"""Compares the settings of a training with those that its output folder was begun with."""
 
 import hashlib
 import json
@@ -9,14 +9,13 @@ from pathlib import Path
 from dspark.bench.workloads.prompts import Prompt
 from dspark.training.data.prompts import prompt_key
 from dspark.training.run.begun_config import StoredSettings
-from dspark.training.settings.loading import FIELDS
-from dspark.training.settings.schema import TrainingSettings
+from dspark.training.settings.schema import TRAINING, TrainingSettings
 from server.settings.schema import SettingsError
 
 logger = logging.getLogger(__name__)
 
-# What another value changes nothing of that a draft learns from, or only where it comes from: the
-# target is known by its fingerprint, files by their prompts.
+# Settings without influence on what a draft learns, or whose influence is compared otherwise: the
+# target by its fingerprint, files by their prompts.
 _FREE = (
     "output",
     "model.",
@@ -39,9 +38,9 @@ _FREE = (
 def decisive_settings(
     settings: TrainingSettings, prompts: Sequence[Prompt], *, chat_template: str | None
 ) -> dict[str, object]:
-    """What the steps of a training depend on, by its dotted name.
+    """Collect the settings that a training's steps depend on, by dotted name.
 
-    prompts: of the files, in order. chat_template: its text; None if nobody has read it yet.
+    prompts: of the files, in order. chat_template: its text; None if it was not read yet.
     """
     found: dict[str, object] = {}
     keys = [prompt_key(prompt) for prompt in prompts]
@@ -49,7 +48,7 @@ def decisive_settings(
     if chat_template is not None:
         found["model.chat_template"] = f"one of hash {_hash(chat_template)}"
     values = settings.model_dump(mode="json")
-    for path in FIELDS:
+    for path in TRAINING.settings:
         section, _, name = path.rpartition(".")
         if not path.startswith(_FREE) and not _is_idle(path, settings):
             found[path] = values[section][name]
@@ -57,40 +56,42 @@ def decisive_settings(
 
 
 def refuse_another_training(output: Path, asked: dict[str, object]) -> None:
-    """Raises SettingsError, a line for each setting, if steps were taken with others than asked."""
+    """Compare with the settings that steps were taken with.
+
+    Raises SettingsError with a line for each setting that differs.
+    """
     begun = StoredSettings(output)
     changes = begun.changes(asked)
     if begun.have_steps and changes:
         raise SettingsError(
             *(
-                f"{c.name}: found {_told(c.found)} in {begun.path}, and asked for is "
-                f"{_told(c.asked)}"
+                f"{c.name}: found {_text(c.asked)}; accepted: {_text(c.found)}, as in {begun.path}"
                 for c in changes
             ),
-            f"output: {output} holds a training that was begun with other settings; accepted: "
-            f"those found there, another output folder, or this one without {output}/checkpoints, "
-            "where steps begin anew and answers are kept that are still asked for",
+            f"output: {output} holds a training with other settings; accepted: its settings, "
+            f"another output folder, or this one without {output}/checkpoints, where training "
+            "restarts at the first step and reuses the answers that still apply",
         )
 
 
 def begin(output: Path, asked: dict[str, object]) -> None:
-    """Write down what is asked for, unless steps were taken with it; tell what that changes."""
+    """Write the settings to the output folder unless steps were taken, and log what changes."""
     begun = StoredSettings(output)
     if begun.have_steps:
         return
     for c in begun.changes(asked):
         logger.warning(
-            "%s: %s is now %s; no step was taken yet", c.name, _told(c.found), _told(c.asked)
+            "%s: %s is now %s; no step was taken yet", c.name, _text(c.found), _text(c.asked)
         )
     begun.write(asked)
 
 
-def _told(value: object) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _is_idle(path: str, settings: TrainingSettings) -> bool:
-    """Whether another setting makes this one of no account."""
+    """Whether another setting makes this one irrelevant."""
     if path.startswith("own_prompts.") and path != "own_prompts.count":
         return not settings.own_prompts.count
     if path.startswith("design.") and path != "design.draft_vocab_size":

@@ -1,17 +1,35 @@
-"""Every setting of `dspark train`, with its unit and meaning: a schema of its own.
+"""Defines every setting of `dspark train` with its unit and meaning.
 
-`server.training_settings_loading` fills it; unknown names are refused there with the nearest.
+File, environment, flags and docs/training-settings.md follow from it.
 """
 
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from server.settings.base import AutoOrCount, FileName, FolderName, FolderOrHubId, Section, Text
+from server.settings.base import (
+    Accepts,
+    AutoOrCount,
+    FileName,
+    FolderName,
+    FolderOrHubId,
+    Section,
+    Text,
+)
+from server.settings.names import Catalog
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Weight = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+PromptFiles = Annotated[
+    tuple[Text, ...],
+    Accepts(
+        "JSONL files, or none (data.prompts=[]) with own_prompts.count above 0: the target writes "
+        "them",
+        path="file",
+        is_beside_config=True,
+    ),
+]
 
 
 class TrainedModelSection(Section):
@@ -37,7 +55,7 @@ class TrainedModelSection(Section):
 class DataSection(Section):
     """What the target is asked."""
 
-    prompts: tuple[FileName, ...] = Field(
+    prompts: PromptFiles = Field(
         (),
         description="JSONL files with prompt, turns or messages in each line; may be none with "
         "own_prompts.count.",
@@ -233,9 +251,9 @@ class TrainingDeviceSection(Section):
 
 
 class TrainingSettings(Section):
-    """All of it."""
+    """All settings of a training."""
 
-    output: Text = Field(
+    output: Annotated[Text, Accepts("a folder", path="output", is_beside_config=True)] = Field(
         description="Folder for answers, hidden states, checkpoints, log and the draft."
     )
     model: TrainedModelSection
@@ -270,3 +288,8 @@ class TrainingSettings(Section):
                 f"answers.max_new_tokens, which is {self.answers.max_new_tokens}"
             )
         return self
+
+
+TRAINING = Catalog(
+    TrainingSettings, env_prefix="DSPARK_TRAIN__", reference="docs/training-settings.md"
+)

@@ -1,17 +1,17 @@
-"""Calls written as Python: [weather(city="Paris", days=2), clock()]. Parsed, never run."""
+"""Parses calls in Python syntax, without running them: [weather(city="Paris"), clock()]."""
 
 import ast
 import warnings
 
 from server.parsers.message_parts import ToolCall
-from server.parsers.tool_calls.reading import make_call
+from server.parsers.tool_calls.json_calls import make_call
 
 
-def read_python(text: str, names: frozenset[str]) -> list[ToolCall] | None:
-    """The calls of a list of calls with literal keyword arguments; None for anything else."""
+def parse_python(text: str, names: frozenset[str]) -> list[ToolCall] | None:
+    """Return the calls of a list with literal keyword arguments; None for anything else."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a strange literal: it is the model's
+            warnings.simplefilter("ignore")  # about literals that the model wrote
             tree = ast.parse(text.strip(), mode="eval").body
             if not isinstance(tree, ast.List) or not tree.elts:
                 return None

@@ -1,16 +1,16 @@
-"""Calls between tags, with text before, between and after them."""
+"""Parses tool calls between tags, with text around them."""
 
 from collections.abc import Callable, Sequence
 
-from server.parsers.message_parts import Part, ToolCall, num_undecided, said
+from server.parsers.message_parts import Part, ToolCall, content_parts, partial_tag_len
 
 
 class TaggedCalls:
-    """`begin` CALLS `end`, any number of times; without an `end`, up to the next `begin`.
+    """Parses `begin` CALLS `end`, repeatedly; without an `end`, up to the next `begin`.
 
-    read tells the calls in the text between, or None for what is none; that is said, tags and
-    all. A call whose end is missing at the end of the answer is read all the same. is_quoted tells
-    whether what follows a text would be inside a string: an end there is none.
+    parse returns the calls of the text between the tags. If it returns None, the text with its
+    tags is content. The last call may lack its end. is_quoted returns whether a text ends inside a
+    string, where an end tag does not count.
     """
 
     def __init__(
@@ -18,16 +18,16 @@ class TaggedCalls:
         *,
         begin: str,
         end: str | None,
-        read: Callable[[str], Sequence[ToolCall] | None],
+        parse: Callable[[str], Sequence[ToolCall] | None],
         is_quoted: Callable[[str], bool],
     ) -> None:
         self._begin = begin
         self._end = end
-        self._read = read
+        self._parse = parse
         self._is_quoted = is_quoted
-        self._text = ""  # undecided; inside a call, what follows its beginning
+        self._text = ""  # undecided; inside a call: the text after `begin`
         self._is_inside = False
-        self._num_searched = 0  # leading characters of it in which no end begins
+        self._num_searched = 0  # leading characters of _text without an end tag
 
     def push(self, text: str) -> list[Part]:
         self._text += text
@@ -38,20 +38,20 @@ class TaggedCalls:
 
     def flush(self) -> list[Part]:
         text, self._text = self._text, ""
-        return self._calls(text, "") if self._is_inside else said(text)
+        return self._calls(text, "") if self._is_inside else content_parts(text)
 
     def _advance(self) -> list[Part] | None:
-        """One tag further, or None where the text does not suffice."""
+        """Parse up to the next tag; None if more text is needed."""
         return self._leave() if self._is_inside else self._enter()
 
     def _enter(self) -> list[Part] | None:
         before, tag, after = self._text.partition(self._begin)
         if tag:
             self._text, self._is_inside, self._num_searched = after, True, 0
-            return said(before)
-        cut = len(before) - num_undecided(before, self._begin)
+            return content_parts(before)
+        cut = len(before) - partial_tag_len(before, self._begin)
         self._text = before[cut:]
-        return said(before[:cut]) or None
+        return content_parts(before[:cut]) or None
 
     def _leave(self) -> list[Part] | None:
         end = self._end or self._begin
@@ -67,5 +67,5 @@ class TaggedCalls:
         return self._calls(inner, self._end or "")
 
     def _calls(self, inner: str, end: str) -> list[Part]:
-        calls = self._read(inner)
-        return list(calls) if calls else said(self._begin + inner + end)
+        calls = self._parse(inner)
+        return list(calls) if calls else content_parts(self._begin + inner + end)

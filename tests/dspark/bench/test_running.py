@@ -7,7 +7,7 @@ from tests.support.bench.runs import silent, workload
 from tests.support.engine.tiny_models import CPU, tiny_engine
 
 
-def test_as_many_pages_as_are_counted_are_enough() -> None:
+def test_the_computed_pages_avoid_preemption() -> None:
     load = workload(6, max_tokens=20, concurrency=3)
     engine = tiny_engine(num_pages=pages_for(load, page_size=4), page_size=4)
     found = measure_throughput(engine, load, trials=1, report=silent)
@@ -15,7 +15,7 @@ def test_as_many_pages_as_are_counted_are_enough() -> None:
     assert found.arm.spread("requests").median == 6
 
 
-def test_two_pools_share_a_gpu_and_do_not_each_take_all_of_it() -> None:
+def test_two_pools_on_a_gpu_have_the_size_of_the_workload() -> None:
     load, config = workload(2), EngineConfig(target="t", page_size=16)
     on_cuda = sized_for_two(config, load, torch.device("cuda"))
     assert on_cuda.num_pages == pages_for(load, page_size=16)

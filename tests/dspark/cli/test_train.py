@@ -134,7 +134,7 @@ def test_another_configuration_does_not_continue_a_training(
     config = write_config(tmp_path, pair, evaluation__prompts_per_set=0)
     assert train(config) == 0
     assert train(config, "--set", "training.learning_rate=0.5") == 2
-    assert "training.learning_rate: found 0.0006 in " in capsys.readouterr().err
+    assert "training.learning_rate: found 0.5; accepted: 0.0006, as in " in capsys.readouterr().err
     (tmp_path / "out" / "settings.json").unlink()  # as earlier versions left a folder
     assert train(config, "--set", "training.learning_rate=0.5") == 1
     err = capsys.readouterr().err.splitlines()[-1]
@@ -184,7 +184,7 @@ def test_a_smaller_vocabulary_is_learned_with_and_served(
     ("changes", "complaint"),
     [
         ({"training__lerning_rate": 1}, "did you mean training.learning_rate?"),
-        ({"training__epochs": 0}, "training.epochs: found 0; accepted: an integer, at least 1"),
+        ({"training__epochs": 0}, "training.epochs: found '0'; accepted: an integer, at least 1"),
         ({"training__start": "draft"}, "training.start and training.start_draft"),
         ({"data__prompts": []}, "data.prompts: found none; accepted: at least one file, or own"),
         (
@@ -194,6 +194,9 @@ def test_a_smaller_vocabulary_is_learned_with_and_served(
         ),
         ({"data__prompts": ["empty.jsonl"]}, "found no prompt; accepted: one JSON object a line"),
         ({"data__prompts": ["broken.jsonl"]}, "broken.jsonl:2: this is no JSON"),
+        ({"data__prompts": ["deep.jsonl"]}, "deep.jsonl:2: this JSON is nested too deeply"),
+        ({"data__prompts": ["surrogate.jsonl"]}, "surrogate.jsonl:1: found a lone surrogate"),
+        ({"data__prompts": ["latin.jsonl"]}, "latin.jsonl:2: found bytes that are not UTF-8"),
         ({"answers__max_new_tokens": 64}, "answers.max_new_tokens: found 64; accepted: less than"),
         ({"model__path": "a/b/c"}, "model.path: found a/b/c, which is no folder and no hub id"),
         ({"answers__draft_model": "a b"}, "answers.draft_model: found a b, which is no folder"),
@@ -209,6 +212,9 @@ def test_what_cannot_be_asked_for_is_refused_in_one_line(
 ) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "broken.jsonl").write_text('{"prompt": "good"}\n{broken\n')
+    (tmp_path / "deep.jsonl").write_text(f'{{"prompt": "good"}}\n{"[" * 5000}{"]" * 5000}\n')
+    (tmp_path / "surrogate.jsonl").write_text('{"prompt": "a\\ud800"}\n')
+    (tmp_path / "latin.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "good"}\n{"prompt": "\xe9"}\n')
     assert train(write_config(tmp_path, pair, **changes)) == 2
     err = capsys.readouterr().err
     assert complaint in err
@@ -219,7 +225,7 @@ def test_what_cannot_be_asked_for_is_refused_in_one_line(
     ("content", "complaint"),
     [
         (b"output: out\ndata: [1\n", "train.yaml:3: not YAML: expected ',' or ']'"),
-        (b"output: \xff\n", "train.yaml: found bytes that are not UTF-8"),
+        (b"output: \xff\n", "train.yaml:1: found bytes that are not UTF-8"),
     ],
 )
 def test_a_file_that_is_no_yaml_is_named_with_its_line(
@@ -238,7 +244,7 @@ def test_a_value_where_a_section_belongs_is_named_as_such(
     config = tmp_path / "train.yaml"
     config.write_text(f"output: out\ntraining: {value}\n")
     assert train(config) == 2
-    found = f"dspark: {config}: training: found {yaml.safe_load(value)!r}"
+    found = f"dspark: {config}:2: training: found {yaml.load(value, yaml.BaseLoader)!r}"
     assert capsys.readouterr().err == f"{found}; accepted: a mapping of settings\n"
 
 
@@ -248,11 +254,12 @@ def test_every_mistake_in_a_trainings_settings_has_a_line(
     changes = {"training__epochs": 0, "data__held_out": 2, "model__dtype": "int3"}
     config = write_config(tmp_path, pair, **changes)
     assert train(config) == 2
-    found = [line.partition(";")[0] for line in capsys.readouterr().err.splitlines()]
+    lines = capsys.readouterr().err.splitlines()
+    found = [re.sub(r":\d+: ", ": ", line.partition(";")[0]) for line in lines]
     assert found == [
+        f"dspark: {config}: data.held_out: found '2'",
         f"dspark: {config}: model.dtype: found 'int3'",
-        f"dspark: {config}: data.held_out: found 2",
-        f"dspark: {config}: training.epochs: found 0",
+        f"dspark: {config}: training.epochs: found '0'",
     ]
 
 
@@ -267,18 +274,32 @@ def test_a_training_without_held_out_prompts_says_so_before_it_begins(
     assert not (tmp_path / "out" / "held-out-prompts.jsonl").exists()
 
 
-def test_a_number_is_written_as_the_servers_settings_write_it(
-    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_settings_of_a_training_are_flags_and_variables_too(
+    pair: TinyPair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = write_config(tmp_path, pair)
-    odd = "training.epochs: found 1_0, which YAML reads as 10; accepted: a plain decimal number"
-    assert train(config, "--set", "training.epochs=1_0") == 2
-    assert f"--set {odd}" in capsys.readouterr().err
-    lines = config.read_text().replace("epochs: 2", "epochs: 1_0").splitlines()
-    config.write_text("\n".join(lines))
-    (line,) = [number for number, text in enumerate(lines, 1) if "1_0" in text]
-    assert train(config) == 2
-    assert f"{config}:{line}: {odd.partition(': ')[2]}" in capsys.readouterr().err
+    monkeypatch.setenv("DSPARK_TRAIN__TRAINING__EPOCHS", "3")
+    monkeypatch.setenv("DSPARK__MODEL__PATH", "the/servers")
+    flags = ["--training.learning-rate", "0.5", "--answers.temperatures", "[0, 0.5]"]
+    flags += ["--design.tap_layers", "1,2", "--device", "cpu", "--design.draft_vocab_size=null"]
+    assert train(config, *flags, "--print-config") == 0
+    shown = capsys.readouterr().out
+    assert "  epochs: 3  # DSPARK_TRAIN__TRAINING__EPOCHS\n" in shown
+    assert "  learning_rate: 0.5  # --training.learning-rate\n" in shown
+    assert "  temperatures: [0.0, 0.5]  # --answers.temperatures\n" in shown
+    assert "  tap_layers: [1, 2]  # --design.tap_layers\n" in shown
+    assert f"output: {tmp_path / 'out'}  # {config}:" in shown
+    (tmp_path / "printed.yaml").write_text(shown)
+    monkeypatch.delenv("DSPARK_TRAIN__TRAINING__EPOCHS")
+    assert train(tmp_path / "printed.yaml", "--check") == 0
+    assert capsys.readouterr().out == "the settings are valid; 10 prompts\n"
+    assert train(config, "--training.lerning_rate", "1") == 2
+    assert "did you mean --training.learning_rate?" in capsys.readouterr().err
+    assert train(config, "--set", "training.epochs=0x10") == 2
+    assert "--set training.epochs: found '0x10'; accepted" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

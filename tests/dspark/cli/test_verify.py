@@ -76,7 +76,7 @@ def test_a_target_that_does_not_decode_greedily_is_refused(
     assert verify(pair, tmp_path) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "dspark: generation_config.json: num_beams is 3" in captured.err
+    assert "dspark: generation_config.json: num_beams: found 3" in captured.err
 
 
 @pytest.mark.parametrize(

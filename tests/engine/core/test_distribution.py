@@ -19,7 +19,7 @@ from engine import EngineSamplingParams, Request
 from engine.build import Built
 from engine.draft_length.confidence_cutoff import ConfidenceThreshold
 from engine.draft_length.cost_model import Curve, StepCosts
-from engine.draft_length.draft_budget import LoadBudget
+from engine.draft_length.draft_budget import DraftBudgetByLoad
 from engine.loading.target import LoadedTarget
 from engine.sampling import verify_step as verifier
 from engine.sampling.rejection import Verdict, verify_sampled
@@ -199,17 +199,20 @@ def drafts_by_what_stood() -> Iterator[list[int]]:
     chosen: list[int] = []
     latest = [0]
 
-    def allot(self: LoadBudget, load: StepLoad) -> list[int]:
+    def allot(self: DraftBudgetByLoad, load: StepLoad) -> list[int]:
         most = (BLOCK, 0, 1)[latest[0] % 3]
         latest[0] += most == 0  # a step without rounds would be followed by the same for ever
         numbers = [min(cap, most) for cap in load.caps]
         chosen.extend(number for number, cap in zip(numbers, load.caps, strict=True) if cap)
         return numbers
 
-    def record(self: LoadBudget, num_drafts: int, num_accepted: int) -> None:
+    def record(self: DraftBudgetByLoad, num_drafts: int, num_accepted: int) -> None:
         latest[0] += num_accepted
 
-    with patch.object(LoadBudget, "allot", allot), patch.object(LoadBudget, "record", record):
+    with (
+        patch.object(DraftBudgetByLoad, "allot", allot),
+        patch.object(DraftBudgetByLoad, "record", record),
+    ):
         yield chosen
 
 

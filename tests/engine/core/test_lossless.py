@@ -13,7 +13,7 @@ from draft import BlockRequest, DraftBlock, DSparkProposer
 from engine import EngineSamplingParams, FinishReason, Request
 from engine.build import Built
 from engine.draft_length.cost_model import Curve, StepCosts
-from engine.draft_length.draft_budget import LoadBudget
+from engine.draft_length.draft_budget import DraftBudgetByLoad
 from engine.scheduler.draft_allocation import StepLoad
 from tests.support.engine.running import generate_alone, greedy_requests, oracle, prompts, run_all
 from tests.support.engine.tiny_models import (
@@ -276,12 +276,12 @@ def test_any_number_of_drafts_leaves_greedy_text_as_it_is(
     asked, expected = _expected("llama", 8)
     numbers = random.Random(seed)
 
-    def anything(self: LoadBudget, load: StepLoad) -> list[int]:
+    def anything(self: DraftBudgetByLoad, load: StepLoad) -> list[int]:
         return [numbers.randint(0, cap) for cap in load.caps]
 
     built = tiny_engine(draft_folder=draft_folder, costs=COSTS, **settings)
     good = None if "confidence_threshold" in settings else 2  # an oracle has no confidences
-    with patch.object(LoadBudget, "allot", anything):
+    with patch.object(DraftBudgetByLoad, "allot", anything):
         assert _greedy_texts(built, asked, expected, good) == expected
 
 
@@ -328,10 +328,10 @@ def test_drafts_begin_late_as_if_they_had_never_been_away(draft_folder: Path) ->
     asked = prompts(1, vocab=VOCAB, low=20, high=21)
     steps = itertools.count()
 
-    def late(self: LoadBudget, load: StepLoad) -> list[int]:
+    def late(self: DraftBudgetByLoad, load: StepLoad) -> list[int]:
         return [cap if next(steps) >= 6 else 0 for cap in load.caps]
 
-    with patch.object(LoadBudget, "allot", late):
+    with patch.object(DraftBudgetByLoad, "allot", late):
         by_load = _blocks(
             tiny_engine(target=tiny_target(has_eos=False), draft_folder=draft_folder, costs=COSTS),
             asked,

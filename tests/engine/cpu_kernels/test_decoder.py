@@ -167,7 +167,7 @@ def test_the_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("compiled again")
 
     monkeypatch.setattr("engine.cpu_kernels.compiling._compile", never)
-    assert load_kernels(first.library.parents[1]).library == first.library
+    assert load_kernels(first.path.parents[1]).path == first.path
 
 
 @pytest.mark.parametrize(

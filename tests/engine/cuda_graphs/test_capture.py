@@ -78,7 +78,7 @@ class _Graph:
 
 def record(device: Device, run: Callable[[], Any]) -> Recording[Any]:
     with device.installed():
-        return CudaCapturer(torch.device("cuda")).record(run)
+        return CudaCapturer(torch.device("cuda")).capture(run)
 
 
 def test_a_function_is_warmed_up_beside_the_callers_stream_and_captured_once() -> None:
@@ -127,7 +127,7 @@ def test_a_capture_that_fails_leaves_the_caller_on_its_own_stream() -> None:
 class _Failing:
     name = "failing"
 
-    def record(self, run: Callable[[], Any]) -> Any:
+    def capture(self, run: Callable[[], Any]) -> Any:
         try:
             raise RuntimeError("experts are chosen by a value\nsecond line")
         except RuntimeError:
@@ -137,7 +137,7 @@ class _Failing:
 def test_the_reason_for_having_no_graphs_is_what_went_wrong_first(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    offered = replace(taped(), recorder=_Failing())
+    offered = replace(taped(), capturer=_Failing())
     built = graphed_engine(draft_folder=write_tiny_draft(tmp_path), device_backend=offered)
     details = built.engine.info.details["graphs"]
     assert details == {"tiers": [], "reason": "experts are chosen by a value"}

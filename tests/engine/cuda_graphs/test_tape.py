@@ -10,7 +10,7 @@ from engine.cuda_graphs.tape import TapeCapturer
 
 def test_a_replay_computes_on_what_the_inputs_hold_now() -> None:
     x = torch.ones(3)
-    recording = TapeCapturer().record(lambda: (x * 2).cumsum(0) + x[1:].sum())
+    recording = TapeCapturer().capture(lambda: (x * 2).cumsum(0) + x[1:].sum())
     assert recording.outputs.tolist() == [4.0, 6.0, 8.0]
     x.copy_(torch.tensor([1.0, 2.0, 3.0]))
     kept = recording.outputs
@@ -25,7 +25,7 @@ def test_a_replay_writes_where_the_recording_wrote() -> None:
         pool[slots] = values
         return pool[slots].clone()
 
-    recording = TapeCapturer().record(store)
+    recording = TapeCapturer().capture(store)
     slots.copy_(torch.tensor([4, 0]))
     values.mul_(7)
     recording.replay()
@@ -36,7 +36,7 @@ def test_a_replay_writes_where_the_recording_wrote() -> None:
 def test_what_python_decided_stays_decided() -> None:
     factor = [2.0]
     x = torch.ones(2)
-    recording = TapeCapturer().record(lambda: x * factor[0])
+    recording = TapeCapturer().capture(lambda: x * factor[0])
     factor[0] = 100.0
     recording.replay()
     assert recording.outputs.tolist() == [2.0, 2.0]
@@ -45,15 +45,15 @@ def test_what_python_decided_stays_decided() -> None:
 def test_reading_a_value_on_the_host_is_an_error() -> None:
     x = torch.ones(2)
     with pytest.raises(RuntimeError, match="reads a value on the host"):
-        TapeCapturer().record(lambda: x * x.sum().item())
+        TapeCapturer().capture(lambda: x * x.sum().item())
     with pytest.raises(RuntimeError, match="reads a value on the host"):
-        TapeCapturer().record(lambda: x[x > 0])
+        TapeCapturer().capture(lambda: x[x > 0])
 
 
 def test_a_replay_spoils_what_was_recorded_later_and_nothing_else() -> None:
     """Graphs share their memory: an output may lie where an earlier one has its intermediates."""
-    x, recorder = torch.ones(2), TapeCapturer()
-    first, second, third = (recorder.record(lambda n=n: (x + n, [x.long() + n])) for n in range(3))
+    x, capturer = torch.ones(2), TapeCapturer()
+    first, second, third = (capturer.capture(lambda n=n: (x + n, [x.long() + n])) for n in range(3))
     for recording in (first, second, third):
         recording.replay()
     second.replay()
@@ -69,7 +69,7 @@ def test_a_recording_keeps_what_its_function_holds() -> None:
 
     def record_over_rows_of_its_own() -> Recording[Tensor]:
         rows = torch.tensor([2, 0])
-        return TapeCapturer().record(lambda: x[rows] * 2)
+        return TapeCapturer().capture(lambda: x[rows] * 2)
 
     x = torch.tensor([1.0, 2.0, 3.0])
     recording = record_over_rows_of_its_own()
@@ -79,7 +79,7 @@ def test_a_recording_keeps_what_its_function_holds() -> None:
 
 def test_what_a_function_finds_for_the_last_time_is_missed_in_a_replay() -> None:
     found = [torch.ones(2)]
-    recording = TapeCapturer().record(lambda: found[0] * 2)
+    recording = TapeCapturer().capture(lambda: found[0] * 2)
     recording.replay()
     found.clear()
     with pytest.raises(RuntimeError, match="memory that nobody holds"):

@@ -10,7 +10,7 @@ import pytest
 
 from engine.draft_length.cost_model import Curve, StepCosts
 from engine.draft_length.cost_tracking import StepTimes, TrackedCosts
-from engine.draft_length.draft_budget import LoadBudget
+from engine.draft_length.draft_budget import DraftBudgetByLoad
 from engine.scheduler.draft_allocation import StepLoad
 from tests.support.engine.running import greedy_requests, prompts, run_all
 from tests.support.engine.scheduling import Harness, request
@@ -49,7 +49,9 @@ def times(*, rows: int, seconds: float, drafting: int = 0, draft_seconds: float 
     )
 
 
-def run(budget: LoadBudget, *, num_sequences: int, chance: float, num_steps: int) -> list[int]:
+def run(
+    budget: DraftBudgetByLoad, *, num_sequences: int, chance: float, num_steps: int
+) -> list[int]:
     """Steps on the undisturbed machine, where each draft token stands with this chance: the
     drafts of the last ones."""
     rng = random.Random(0)
@@ -78,19 +80,19 @@ def run(budget: LoadBudget, *, num_sequences: int, chance: float, num_steps: int
 def test_drafts_are_given_up_where_a_disturbed_table_would_have_kept_them() -> None:
     """A row cost 36 ms while it was measured and costs 15; 36 rows seem hardly dearer."""
     busy = measured(lambda seconds: seconds + 0.021, lambda seconds: seconds + 0.004)
-    unfollowed = LoadBudget(costs=busy, num_draft_tokens=FULL)
+    unfollowed = DraftBudgetByLoad(costs=busy, num_draft_tokens=FULL)
     with patch.object(unfollowed, "record_times"):
         kept = run(unfollowed, num_sequences=6, chance=0.6, num_steps=1000)
     assert min(kept) > 0
-    budget = LoadBudget(costs=busy, num_draft_tokens=FULL)
+    budget = DraftBudgetByLoad(costs=busy, num_draft_tokens=FULL)
     found = run(budget, num_sequences=6, chance=0.6, num_steps=1000)
     assert sum(total > 0 for total in found) <= 2  # probes
     assert budget.costs.passes.at(6) == pytest.approx(PASSES.at(6))
 
 
 def test_what_was_slowed_down_alike_changes_no_choice() -> None:
-    calm = LoadBudget(costs=measured(lambda seconds: seconds), num_draft_tokens=FULL)
-    busy = LoadBudget(costs=measured(lambda seconds: 2.4 * seconds), num_draft_tokens=FULL)
+    calm = DraftBudgetByLoad(costs=measured(lambda seconds: seconds), num_draft_tokens=FULL)
+    busy = DraftBudgetByLoad(costs=measured(lambda seconds: 2.4 * seconds), num_draft_tokens=FULL)
     for num_sequences in (1, 2, 3):
         asked: dict[str, Any] = {"num_sequences": num_sequences, "chance": 0.7, "num_steps": 400}
         assert run(busy, **asked) == run(calm, **asked)
@@ -164,7 +166,7 @@ def test_an_engine_tells_its_budget_how_long_rounds_took(
 def test_costs_that_an_engine_is_given_are_kept(tmp_path: Path) -> None:
     folder = write_tiny_draft(tmp_path / "draft", block_size=4)
     costs = measured(lambda seconds: seconds + 100)
-    with patch.object(LoadBudget, "record_times", side_effect=AssertionError):
+    with patch.object(DraftBudgetByLoad, "record_times", side_effect=AssertionError):
         built = tiny_engine(draft_folder=folder, costs=costs)
         run_all(built, greedy_requests(prompts(2, vocab=VOCAB), 12))
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.draft_length.cost_model import Curve, StepCosts
-from engine.draft_length.draft_budget import LoadBudget, best_allotment, worth
+from engine.draft_length.draft_budget import DraftBudgetByLoad, best_allotment, worth
 from engine.scheduler.draft_allocation import StepLoad
 
 FULL = 5
@@ -150,7 +150,7 @@ def test_no_drafts_are_given_up_for_a_small_lead() -> None:
 
 
 def run(
-    budget: LoadBudget, load: StepLoad, steps: int, *, stood: Callable[[int], int]
+    budget: DraftBudgetByLoad, load: StepLoad, steps: int, *, stood: Callable[[int], int]
 ) -> list[int]:
     """Drafts of every step; stood says how many of a round's do."""
     totals = []
@@ -164,7 +164,7 @@ def run(
 
 
 def test_drafts_that_do_not_stand_are_given_up_but_for_rare_probes() -> None:
-    budget = LoadBudget(costs=COSTS, num_draft_tokens=FULL)
+    budget = DraftBudgetByLoad(costs=COSTS, num_draft_tokens=FULL)
     load = StepLoad((FULL,))
     run(budget, load, 300, stood=lambda n: 0)
     assert budget.is_suspended
@@ -179,7 +179,7 @@ def test_drafts_that_do_not_stand_are_given_up_but_for_rare_probes() -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_drafts_come_back_when_prompts_are_good_again(count: int) -> None:
-    budget = LoadBudget(costs=COSTS, num_draft_tokens=FULL)
+    budget = DraftBudgetByLoad(costs=COSTS, num_draft_tokens=FULL)
     load = StepLoad((FULL,) * count)
     run(budget, load, 1000, stood=lambda n: 0)
     assert budget.is_suspended
@@ -188,7 +188,7 @@ def test_drafts_come_back_when_prompts_are_good_again(count: int) -> None:
 
 
 def test_a_crowd_probes_one_sequence_after_another() -> None:
-    budget = LoadBudget(costs=COSTS, num_draft_tokens=FULL)
+    budget = DraftBudgetByLoad(costs=COSTS, num_draft_tokens=FULL)
     load = StepLoad((FULL, 2) + (FULL,) * 14)
     probed = []
     for _ in range(1000):
@@ -204,7 +204,7 @@ def test_a_crowd_probes_one_sequence_after_another() -> None:
 
 
 def test_when_the_load_falls_the_next_step_drafts() -> None:
-    budget = LoadBudget(costs=COSTS, num_draft_tokens=FULL)
+    budget = DraftBudgetByLoad(costs=COSTS, num_draft_tokens=FULL)
     half = itertools.cycle([0, 2])
     run(budget, StepLoad((FULL,)), 200, stood=lambda n: min(n, next(half)))
     run(budget, StepLoad((FULL,) * 16), 500, stood=lambda n: min(n, next(half)))
@@ -214,7 +214,7 @@ def test_when_the_load_falls_the_next_step_drafts() -> None:
 
 def test_the_same_history_makes_the_same_choices() -> None:
     def choices() -> list[int]:
-        budget = LoadBudget(costs=COSTS, num_draft_tokens=FULL)
+        budget = DraftBudgetByLoad(costs=COSTS, num_draft_tokens=FULL)
         found = run(budget, StepLoad((FULL,) * 3), 200, stood=lambda n: n // 2)
         return found + run(budget, StepLoad((FULL,) * 9, context=300), 200, stood=lambda n: n // 2)
 
@@ -223,7 +223,7 @@ def test_the_same_history_makes_the_same_choices() -> None:
 
 def test_chances_that_hardly_pay_do_not_flap() -> None:
     """One stream whose drafts gain some percent: it drafts in nearly every step."""
-    budget = LoadBudget(costs=COSTS, num_draft_tokens=FULL)
+    budget = DraftBudgetByLoad(costs=COSTS, num_draft_tokens=FULL)
     pattern = itertools.cycle([0, 1, 0, 2, 0, 0, 1, 0, 0, 3, 0, 0, 1])
     totals = run(budget, StepLoad((FULL,)), 4000, stood=lambda n: min(n, next(pattern)))
     assert totals.count(0) < 0.05 * len(totals)

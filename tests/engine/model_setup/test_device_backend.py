@@ -53,7 +53,7 @@ def test_cuda_gets_the_fastest_attention_that_is_there(
         found = chosen()
     assert (found.attention, found.attention_reason) == (attention, reason)
     assert (found.context_kernel is not None) == ("triton" in packages)
-    assert (found.recorder is not None) == (attention != "reference")
+    assert (found.capturer is not None) == (attention != "reference")
 
 
 def test_float32_gets_the_attention_that_has_kernels_for_it() -> None:
@@ -90,7 +90,7 @@ def test_what_is_named_is_had_or_refused() -> None:
 def test_graphs_may_be_switched_off() -> None:
     with installed("triton"):
         found = chosen(graphs="off")
-    assert (found.recorder, found.graphs_reason) == (None, "device.graphs is 'off'")
+    assert (found.capturer, found.graphs_reason) == (None, "device.graphs is 'off'")
 
 
 def test_each_model_gets_an_attention_of_its_own() -> None:
@@ -123,8 +123,8 @@ def test_what_fails_gives_way_to_the_next_best() -> None:
         second = fastest.slower("it broke", CUDA)
         last = second.slower("this too", CUDA)
     assert (second.attention, second.attention_reason) == ("triton", "it broke")
-    assert second.recorder is fastest.recorder
-    assert (last.attention, last.attention_reason, last.recorder) == ("reference", "this too", None)
+    assert second.capturer is fastest.capturer
+    assert (last.attention, last.attention_reason, last.capturer) == ("reference", "this too", None)
 
 
 class _Broken(ReferenceAttention):
@@ -142,7 +142,7 @@ def broken(*, demanded: bool) -> DeviceBackend:
         attention_demanded=demanded,
         context_kernel=None,
         context_reason=None,
-        recorder=TapeCapturer(),
+        capturer=TapeCapturer(),
         graphs_reason=None,
     )
 

@@ -10,7 +10,7 @@ import torch
 from engine import LoadError
 from engine.config import EngineConfig
 from engine.cuda_graphs.capture_sizes import CaptureSizes
-from engine.cuda_graphs.memory import RecordedSizes
+from engine.cuda_graphs.memory import GraphSizes
 from engine.loading.draft import LoadedDraft
 from engine.model_setup import pool_sizing as pool_size
 from engine.model_setup.memory_plan import MemoryPlan
@@ -152,7 +152,7 @@ def test_a_device_that_is_full_is_refused_with_numbers(draft_folder: Path) -> No
 
 
 def test_recordings_for_128_sequences_of_the_released_pair_keep_less_than_two_gigabytes() -> None:
-    sizes = RecordedSizes(
+    sizes = GraphSizes(
         capture_sizes=CaptureSizes.up_to(128),
         width=8,
         vocab_size=151936,

@@ -12,7 +12,7 @@ import torch
 from engine import FinishReason, Request, TokenLogprob
 from engine.build import Built
 from engine.draft_length.cost_model import Curve, StepCosts
-from engine.draft_length.draft_budget import LoadBudget
+from engine.draft_length.draft_budget import DraftBudgetByLoad
 from engine.scheduler.draft_allocation import StepLoad
 from tests.support.engine import options_table
 from tests.support.engine.option_cases import (
@@ -93,13 +93,13 @@ def greedy(request: pytest.FixtureRequest, speculative: Built, draft_folder: Pat
             return run_told(speculative, requests)
         numbers = random.Random(0)
 
-        def allot(self: LoadBudget, load: StepLoad) -> list[int]:
+        def allot(self: DraftBudgetByLoad, load: StepLoad) -> list[int]:
             return [numbers.randint(0, cap) for cap in load.caps]
 
         built = tiny_engine(
             target=target(), draft_folder=draft_folder, max_queued_requests=1000, costs=ANY_COSTS
         )
-        with patch.object(LoadBudget, "allot", allot):
+        with patch.object(DraftBudgetByLoad, "allot", allot):
             return run_told(built, requests)
 
 

@@ -1,4 +1,4 @@
-"""FlashInfer is planned with arrays that mean the batch, once a step, and only for what it does."""
+"""FlashInfer gets arrays that describe the batch, one plan per step, and only supported options."""
 
 import logging
 
@@ -27,7 +27,7 @@ OPTIONS = {
 
 
 class Rig:
-    """A backend, and the wrappers that it made."""
+    """Holds a backend and the wrappers that it created."""
 
     def __init__(self, page_size: int, *, kind: type[FakeWrapper] = FakeWrapper) -> None:
         self._kind = kind
@@ -53,15 +53,7 @@ class Rig:
 
 
 def attend(plan: AttentionPlan, batch: Batch, options: Options) -> Tensor:
-    return plan.attend(
-        batch.query,
-        batch.keys,
-        batch.values,
-        scale=0.05,
-        window=options.window,
-        softcap=options.softcap,
-        sinks=options.sinks,
-    )
+    return plan.attend(batch.query, batch.keys, batch.values, options.scaled(0.05))
 
 
 def half_batch(**changes: object) -> Batch:
@@ -85,7 +77,7 @@ def assert_same(got: Tensor, batch: Batch, options: Options, tolerance: float = 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_its_arrays_and_options_mean_the_batch(page_size: int, options: Options) -> None:
+def test_its_arrays_and_options_describe_the_batch(page_size: int, options: Options) -> None:
     batch = half_batch(page_size=page_size)
     rig = Rig(page_size)
     assert_same(attend(rig.plan(batch, options), batch, options), batch, options)
@@ -113,7 +105,7 @@ def test_a_step_is_planned_once_for_each_kind_of_layer() -> None:
         (half_batch(), Options(sinks=torch.zeros(4)), "attention sinks"),
     ],
 )
-def test_what_it_does_not_do_goes_to_the_reference_and_is_told_once(
+def test_unsupported_options_use_the_fallback_and_are_logged_once(
     batch: Batch, options: Options, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = Rig(4)
@@ -126,7 +118,7 @@ def test_what_it_does_not_do_goes_to_the_reference_and_is_told_once(
     ]
     fixed = rig.backend.fixed_plan(num_sequences=4, query_len=1, max_pages=9, causal=True)
     fixed.update(kv_lens=[1] * 4, page_tables=[[0]] * 4)
-    with pytest.raises(NoFixedPlan, match="flashinfer does not do"):
+    with pytest.raises(NoFixedPlan, match="flashinfer has no kernel for"):
         attend(fixed, batch, options)
 
 
@@ -152,7 +144,7 @@ def test_a_fixed_plan_follows_its_updates_in_the_same_memory(options: Options) -
     assert {name: buffer.data_ptr() for name, buffer in plan._buffers.items()} == addresses
 
 
-def test_equal_windows_are_promised_to_versions_that_know_of_it() -> None:
+def test_versions_with_a_uniform_query_length_get_it() -> None:
     rig = Rig(4, kind=HintedWrapper)
     batch = half_batch(query_lens=[6, 6], kv_lens=[30, 9])
     fixed = rig.backend.fixed_plan(num_sequences=2, query_len=6, max_pages=20, causal=True)
@@ -165,8 +157,10 @@ def test_equal_windows_are_promised_to_versions_that_know_of_it() -> None:
     "heads", [(32, 8, 128), (40, 8, 128), (64, 8, 128), (8, 8, 256), (16, 2, 64)]
 )
 @pytest.mark.parametrize("width", [1, 7, 8, 33])
-def test_every_tiers_plan_fits_into_the_workspace(heads: tuple[int, int, int], width: int) -> None:
-    """On an H200, whether FlashInfer knows that windows are equal or not."""
+def test_the_plan_of_every_capture_size_fits_into_the_workspace(
+    heads: tuple[int, int, int], width: int
+) -> None:
+    """On an H200, with and without FlashInfer's uniform query length."""
     num_heads, num_kv_heads, head_dim = heads
     for size in (1, 2, 4, 16, 64, 128, 256):
         shape = {
@@ -181,7 +175,7 @@ def test_every_tiers_plan_fits_into_the_workspace(heads: tuple[int, int, int], w
             assert scratch_bytes(query_lens=lens, **shape, knows_equal_windows=known) <= given
 
 
-def test_the_workspace_to_begin_with_holds_128_windows_of_the_released_pair() -> None:
+def test_the_initial_workspace_holds_128_windows_of_the_released_pair() -> None:
     needed = workspace_bytes(
         num_qo_heads=32,
         num_kv_heads=8,
@@ -193,7 +187,7 @@ def test_the_workspace_to_begin_with_holds_128_windows_of_the_released_pair() ->
     assert needed <= WORKSPACE_BYTES
 
 
-def test_a_workspace_grows_and_leaves_earlier_plans_their_own() -> None:
+def test_a_workspace_grows_and_earlier_plans_keep_theirs() -> None:
     workspace = Workspace(CPU, num_bytes=100)
     small = workspace.at_least(100)
     large = workspace.at_least(101)
@@ -203,7 +197,7 @@ def test_a_workspace_grows_and_leaves_earlier_plans_their_own() -> None:
     assert workspace.at_least(50).data_ptr() == large.data_ptr()
 
 
-def test_minutes_of_building_kernels_are_told(
+def test_a_long_compilation_of_kernels_is_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = iter([0.0, 93.0, 93.0, 93.1])
@@ -212,16 +206,16 @@ def test_minutes_of_building_kernels_are_told(
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             attend(rig.plan(batch, Options()), batch, Options())
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert told == "flashinfer built its kernels for heads of 64 in torch.float16 in 93 s"
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == "flashinfer built its kernels for heads of 64 in torch.float16 in 93 s"
 
 
-def test_graphs_can_hold_it() -> None:
+def test_it_is_a_backend_for_graphs() -> None:
     assert isinstance(Rig(4).backend, FixedBackend)
 
 
-def test_page_ids_are_on_the_device_before_the_wrapper_sees_them() -> None:
-    """From the host it would copy them and wait; lengths it reads, so they stay on the host."""
+def test_page_ids_are_on_the_device_and_lengths_on_the_host_when_it_plans() -> None:
+    """The wrapper copies host page ids synchronously, and reads lengths on the host."""
     kinds: list[list[str]] = []
 
     class Planned:
@@ -246,5 +240,5 @@ def test_page_ids_are_on_the_device_before_the_wrapper_sees_them() -> None:
     fixed.update(kv_lens=[5], page_tables=[[2, 0]])
     query, pool = (torch.empty(n, 4, 64, dtype=torch.float16, device=meta) for n in (1, 12))
     for each in (plan, fixed):
-        each.attend(query, pool, pool, scale=0.1)
+        each.attend(query, pool, pool, Options().scaled(0.1))
     assert kinds == [["cpu", "cpu", "meta", "cpu"]] * 2

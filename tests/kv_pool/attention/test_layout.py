@@ -1,4 +1,4 @@
-"""Which slots a group reads, and which of them it may see: the drawing in layout.py, in numbers."""
+"""Slots and masks of a group: the example in layout.py, in numbers."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_short_sequences_are_padded_with_their_own_first_slot() -> None:
     assert padded_slots(two_sequences()).tolist() == [[14, 15, 4, 5, 10], [0, 1, 6, 0, 0]]
 
 
-def test_each_query_sees_the_keys_up_to_itself_or_all_of_its_sequence() -> None:
+def test_each_query_attends_up_to_itself_or_to_its_whole_sequence() -> None:
     group = two_sequences()
     causal = visible(group, causal=True, window=None)
     assert drawn(causal) == [["1111.", "11111"], ["11...", "111.."]]
@@ -38,7 +38,7 @@ def test_each_query_sees_the_keys_up_to_itself_or_all_of_its_sequence() -> None:
     assert drawn(whole) == [["11111", "11111"], ["111..", "111.."]]
 
 
-def test_a_window_cuts_the_slots_and_hides_the_rest() -> None:
+def test_a_window_cuts_the_slots_and_masks_the_rest() -> None:
     group = cut_to_window(two_sequences(), 2)
     assert padded_slots(group).tolist() == [[4, 5, 10], [0, 1, 6]]
     assert drawn(visible(group, causal=True, window=2)) == [["11.", ".11"], ["11.", ".11"]]
@@ -57,7 +57,7 @@ def test_decodes_of_one_length_need_no_mask() -> None:
     assert visible(windowed, causal=True, window=3) is None
 
 
-def test_a_prompt_chunk_does_not_pad_the_decodes_beside_it() -> None:
+def test_a_prompt_chunk_does_not_pad_the_decodes_of_its_batch() -> None:
     decode, chunk = group_by_query_len(
         query_lens=[1, 512, 1],
         kv_lens=[3, 512, 4],
@@ -70,13 +70,13 @@ def test_a_prompt_chunk_does_not_pad_the_decodes_beside_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("query_len", "kv_len", "pages", "complaint"),
+    ("query_len", "kv_len", "pages", "message"),
     [(0, 3, 1, "0 queries"), (4, 3, 1, "4 queries over 3 keys"), (1, 5, 1, "1 pages for 5 keys")],
 )
 def test_impossible_lengths_are_named(
-    query_len: int, kv_len: int, pages: int, complaint: str
+    query_len: int, kv_len: int, pages: int, message: str
 ) -> None:
-    with pytest.raises(AssertionError, match=complaint):
+    with pytest.raises(AssertionError, match=message):
         group_by_query_len(
             query_lens=[query_len],
             kv_lens=[kv_len],

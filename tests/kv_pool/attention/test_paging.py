@@ -1,4 +1,4 @@
-"""The arrays of page-aware kernels say what the reference's slots say."""
+"""The page arrays of attention kernels describe the slots of the reference."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from kv_pool.attention.layout import sequence_slots
 from kv_pool.attention.paging import overwrite_rows, page_layout, page_rows
 
 
-def test_the_arrays_of_the_picture() -> None:
+def test_the_arrays_of_the_documented_example() -> None:
     layout = page_layout(
         query_lens=[2, 3], kv_lens=[5, 4], page_tables=[[7, 2, 5, 9], [0, 3]], page_size=2
     )

@@ -184,7 +184,9 @@ def test_one_plan_serves_layers_of_different_windows_and_heads() -> None:
     )
     for window in (None, 5, None, 9):
         for batch in batches:
-            got = plan.attend(batch.query, batch.keys, batch.values, scale=0.3, window=window)
+            got = plan.attend(
+                batch.query, batch.keys, batch.values, Options(window=window).scaled(0.3)
+            )
             assert_same(got, attend_dense(batch, Options(window=window)))
 
 
@@ -224,15 +226,7 @@ def operations_of_a_layer(batch: Batch, options: Options) -> list[str]:
     )
 
     def attend() -> None:
-        plan.attend(
-            batch.query,
-            batch.keys,
-            batch.values,
-            scale=0.3,
-            window=options.window,
-            softcap=options.softcap,
-            sinks=options.sinks,
-        )
+        plan.attend(batch.query, batch.keys, batch.values, options.scaled(0.3))
 
     attend()
     untouched = AssertionError("an index was built again")

@@ -1,8 +1,9 @@
-"""Triton's attention is dense attention, eagerly and in fixed shapes.
+"""Triton attention equals dense attention, eagerly and in fixed shapes.
 
-Where there is no CUDA device, triton's interpreter runs the kernels.
+Without a CUDA device, Triton's interpreter runs the kernels.
 """
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -33,14 +34,12 @@ def backend_of(batch: Batch) -> TritonAttention:
 
 
 def attend(plan: FixedPlan, batch: Batch, options: Options) -> Tensor:
+    sinks = None if options.sinks is None else options.sinks.to(DEVICE)
     return plan.attend(
         batch.query.to(DEVICE),
         batch.keys.to(DEVICE),
         batch.values.to(DEVICE),
-        scale=0.3,
-        window=options.window,
-        softcap=options.softcap,
-        sinks=None if options.sinks is None else options.sinks.to(DEVICE),
+        replace(options, sinks=sinks).scaled(0.3),
     ).cpu()
 
 
@@ -69,7 +68,7 @@ def test_it_is_dense_attention_over_ragged_batches(page_size: int, options: Opti
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize("splits", [2, 3, 16])
-def test_keys_in_parts_are_the_keys_at_once(splits: int, options: Options) -> None:
+def test_split_keys_give_the_same_result(splits: int, options: Options) -> None:
     batch = make_batch(query_lens=[6, 1], kv_lens=[150, 3], page_size=4, unwritten=float("nan"))
     with patch.object(triton_kernels, "num_splits", lambda *_: splits):
         found = attend_eagerly(batch, options)
@@ -125,7 +124,7 @@ def test_a_fixed_plan_follows_its_updates_in_the_same_memory(options: Options) -
     assert len(addresses) == 1
 
 
-def test_queries_need_not_lie_side_by_side() -> None:
+def test_queries_need_not_be_contiguous() -> None:
     batch = make_batch(query_lens=[6, 6], kv_lens=[30, 9], page_size=4)
     want = attend_dense(batch, Options())
     batch.query = batch.query.transpose(0, 1).contiguous().transpose(0, 1)
@@ -150,18 +149,18 @@ def test_few_sequences_with_long_contexts_are_split(
     assert num_splits(num_programs, max_kv_len, window) == splits
 
 
-def test_graphs_can_hold_it() -> None:
+def test_it_is_a_backend_for_graphs() -> None:
     backend = TritonAttention(page_size=4, device=DEVICE)
     assert isinstance(backend, FixedBackend)
 
 
 def test_pools_of_more_than_two_billion_numbers_are_read_where_they_should_be() -> None:
-    """Offsets of 32 bits would come out below the pool; it is never touched, and costs nothing."""
+    """32-bit offsets would overflow. Most of the pool is never touched, so takes no memory."""
     batch = make_batch(query_lens=[2], kv_lens=[7], page_size=4)
     want = attend_dense(batch, Options())
     heads, dim = batch.keys.shape[1:]
     num_slots = (1 << 31) // (heads * dim) + 64
-    first = (num_slots - 32) // 4  # of pages behind the two billionth number
+    first = (num_slots - 32) // 4  # pages after the two billionth number
     slots = slice(4 * first, 4 * first + len(batch.keys))
     for name in ("keys", "values"):
         large = torch.empty(num_slots, heads, dim, dtype=torch.float16, device=DEVICE)

@@ -127,7 +127,7 @@ def test_an_empty_prompt_is_refused(
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages.0.content.0.image_url",
-            ["not served"],
+            ["not supported"],
         ),
         ({"text": "a", "stream": "yes"}, "stream", ["true or false", '"yes"']),
         ({"text": "a", "rid": ""}, "rid", ["empty"]),
@@ -160,11 +160,11 @@ def test_an_empty_prompt_is_refused(
             f"{PARAMS}.min_new_tokens",
             ["at most 4", "found 5"],
         ),
-        ({"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob", ["not served"]),
+        ({"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob", ["not supported"]),
         (
             {"text": "a", PARAMS: {"stop_regex": "a+"}},
             f"{PARAMS}.stop_regex",
-            ["not served", '"a+"'],
+            ["not supported", '"a+"'],
         ),
         ({"text": "a", PARAMS: {"regex": ""}}, f"{PARAMS}.regex", ["must not be empty"]),
     ],
@@ -253,7 +253,7 @@ def test_a_limit_beyond_the_context_is_refused_with_the_numbers(connect: Connect
     body = {"prompt": "a" * 9, "max_tokens": 11}
     error = error_of(client.post("/v1/completions", json=body))
     assert error["param"] == "max_tokens"
-    for words in ("maximum context length is 20", "has 10", "asks for 11", "21", "at most 10"):
+    for words in ("maximum context length is 20", "has 10", "is 11", "21", "at most 10"):
         assert words in error["message"]
     assert client.post("/v1/completions", json={**body, "max_tokens": 10}).status_code == 200
 
@@ -303,7 +303,7 @@ def test_a_body_that_is_no_json_object_is_refused(
 def test_a_compressed_body_is_refused_with_what_it_is(connect: Connect) -> None:
     headers = {**JSON, "content-encoding": "gzip"}
     response = connect().post("/generate", content=gzip.compress(b"{}"), headers=headers)
-    assert "'content-encoding: gzip'; send it as it is" in error_of(response)["message"]
+    assert "'content-encoding: gzip'; send it uncompressed" in error_of(response)["message"]
 
 
 def test_a_form_is_no_json_and_the_refusal_says_which_header_to_send(connect: Connect) -> None:

@@ -4,24 +4,24 @@ import asyncio
 
 import pytest
 
-from server.generation.delta_queue import DeltaQueue, Silence
+from server.generation.delta_queue import DeltaQueue, KeepAlive
 
 
 def test_a_reader_that_waits_too_long_is_told_of_silence_again_and_again() -> None:
-    async def scenario() -> list[list[int] | Silence]:
-        inbox: DeltaQueue[int] = DeltaQueue(silence_s=0.02)
+    async def scenario() -> list[list[int] | KeepAlive]:
+        inbox: DeltaQueue[int] = DeltaQueue(keepalive_s=0.02)
         heard = [await inbox.get(), await inbox.get()]
         inbox.put(7)
         heard.append(await inbox.get())
         inbox.close()
         return heard
 
-    assert asyncio.run(scenario()) == [Silence(), Silence(), [7]]
+    assert asyncio.run(scenario()) == [KeepAlive(), KeepAlive(), [7]]
 
 
 def test_a_reader_that_is_busy_has_not_heard_silence() -> None:
-    async def scenario() -> list[int] | Silence:
-        inbox: DeltaQueue[int] = DeltaQueue(silence_s=0.02)
+    async def scenario() -> list[int] | KeepAlive:
+        inbox: DeltaQueue[int] = DeltaQueue(keepalive_s=0.02)
         await asyncio.sleep(0.1)  # the connection takes no more bytes
         inbox.put(7)
         heard = await inbox.get()
@@ -33,7 +33,7 @@ def test_a_reader_that_is_busy_has_not_heard_silence() -> None:
 
 def test_a_closed_inbox_leaves_no_timer_behind() -> None:
     async def scenario() -> bool:
-        inbox: DeltaQueue[int] = DeltaQueue(silence_s=0.01)
+        inbox: DeltaQueue[int] = DeltaQueue(keepalive_s=0.01)
         inbox.close()
         try:
             await asyncio.wait_for(inbox.get(), timeout=0.05)
@@ -45,8 +45,8 @@ def test_a_closed_inbox_leaves_no_timer_behind() -> None:
 
 
 def test_a_reader_takes_all_that_is_there_and_an_error_comes_behind_it() -> None:
-    async def scenario() -> list[list[int] | Silence]:
-        inbox: DeltaQueue[int] = DeltaQueue(silence_s=None)
+    async def scenario() -> list[list[int] | KeepAlive]:
+        inbox: DeltaQueue[int] = DeltaQueue(keepalive_s=None)
         inbox.put(1)
         inbox.put(2)
         inbox.fail(KeyError("first"))
@@ -60,8 +60,8 @@ def test_a_reader_takes_all_that_is_there_and_an_error_comes_behind_it() -> None
 
 
 def test_what_comes_after_an_error_does_not_put_it_off() -> None:
-    async def scenario() -> list[int] | Silence:
-        inbox: DeltaQueue[int] = DeltaQueue(silence_s=None)
+    async def scenario() -> list[int] | KeepAlive:
+        inbox: DeltaQueue[int] = DeltaQueue(keepalive_s=None)
         inbox.put(1)
         inbox.fail(KeyError("one of two answers"))
         inbox.put(2)  # of the other one
@@ -75,8 +75,8 @@ def test_what_comes_after_an_error_does_not_put_it_off() -> None:
 
 
 def test_a_reader_that_waits_is_woken_once_for_all_that_comes_at_once() -> None:
-    async def scenario() -> list[int] | Silence:
-        inbox: DeltaQueue[int] = DeltaQueue(silence_s=None)
+    async def scenario() -> list[int] | KeepAlive:
+        inbox: DeltaQueue[int] = DeltaQueue(keepalive_s=None)
         reader = asyncio.create_task(inbox.get())
         await asyncio.sleep(0)
         for item in range(3):

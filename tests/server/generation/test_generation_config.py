@@ -36,7 +36,7 @@ def test_what_the_server_does_not_apply_is_said(
     file = write(tmp_path, {"typical_p": 0.9, "eta_cutoff": 0.0})
     with caplog.at_level(logging.WARNING):
         assert read_sampling(file) == {}
-    assert "asks for typical_p=0.9, which is not served" in caplog.text
+    assert "sets typical_p=0.9, which this server does not apply" in caplog.text
     assert "eta_cutoff" not in caplog.text
 
 

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.generation.stop_strings import AnswerText, StopMatch, StopSearch, StopStrings, StopTable
+from server.generation.stop_strings import (
+    OutputText,
+    StopMatch,
+    StopSearch,
+    StopStringScanner,
+    StopTable,
+)
 from tests.support.server.byte_text import byte_codec
 
 CODEC = byte_codec()
@@ -23,7 +29,7 @@ def first_stop(text: str, stops: list[str]) -> tuple[str, str] | None:
 
 def scan(data: bytes, stops: list[str]) -> tuple[int, str] | None:
     """(number of the token that completes a stop, the stop), from the engine's side."""
-    scanner = StopStrings(decoder=CODEC.decoder(), table=StopTable(stops))
+    scanner = StopStringScanner(decoder=CODEC.decoder(), table=StopTable(stops))
     for number, token_id in enumerate(data):
         stop = scanner.feed(token_id)
         if stop is not None:
@@ -32,7 +38,7 @@ def scan(data: bytes, stops: list[str]) -> tuple[int, str] | None:
 
 
 def shown(data: bytes, stops: list[str]) -> list[str]:
-    answer = AnswerText(decoder=CODEC.decoder(), table=StopTable(stops))
+    answer = OutputText(decoder=CODEC.decoder(), table=StopTable(stops))
     return [answer.push(token_id) for token_id in data] + [answer.flush()]
 
 
@@ -102,7 +108,7 @@ def test_what_looked_like_a_stop_is_shown_when_it_turns_out_otherwise() -> None:
 
 
 def test_after_a_stop_nothing_more_is_shown() -> None:
-    answer = AnswerText(decoder=CODEC.decoder(), table=StopTable(["b"]))
+    answer = OutputText(decoder=CODEC.decoder(), table=StopTable(["b"]))
     assert [answer.push(token_id) for token_id in b"abcd"] == ["a", "", "", ""]
     assert answer.flush() == ""
 

@@ -12,7 +12,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from starlette.testclient import TestClient
 
 from engine import EngineDead
-from server.http.tracing import Traces, traces_to
+from server.http.tracing import SpanExporter, otlp_exporter
 from server.settings.schema import SettingsError
 from tests.support.server.fakes import FakeEngine, app_with
 
@@ -23,7 +23,7 @@ def spans_of(engine: FakeEngine, body: dict[str, object], **headers: str) -> lis
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    traces = Traces(provider=provider)
+    traces = SpanExporter(provider=provider)
     client = TestClient(app_with(engine, listeners=[traces]))
     client.post("/generate", json=body, headers=headers)
     traces.close()
@@ -78,7 +78,7 @@ def test_spans_arrive_at_the_collector() -> None:
         thread = threading.Thread(target=collector.serve_forever)
         thread.start()
         endpoint = f"http://127.0.0.1:{collector.server_port}/v1/traces"
-        traces = traces_to(endpoint, service_name="tiny")
+        traces = otlp_exporter(endpoint, service_name="tiny")
         client = TestClient(app_with(FakeEngine(), listeners=[traces]))
         client.post("/generate", json={"text": "hi"}, headers={"x-request-id": "the-one"})
         traces.close()
@@ -91,4 +91,4 @@ def test_spans_arrive_at_the_collector() -> None:
 def test_without_the_packages_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(SettingsError, match=r"otlp_endpoint: .*is not installed.*\[otel\]"):
-        traces_to("http://127.0.0.1:1/v1/traces", service_name="tiny")
+        otlp_exporter("http://127.0.0.1:1/v1/traces", service_name="tiny")

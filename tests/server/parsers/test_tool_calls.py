@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from server.parsers.message_parts import (
     Content,
     Part,
-    PlainText,
+    PlainTextParser,
     Reasoning,
     ToolCall,
-    joined,
-    read_whole,
+    merge_parts,
+    parse_complete,
 )
 from server.parsers.reasoning import ReasoningParser
 from server.parsers.tool_calls import ToolFormat, format_of_template, tool_parser
@@ -24,7 +24,7 @@ FORMATS = get_args(ToolFormat)
 
 
 def read(form: ToolFormat, text: str) -> list[Part]:
-    return read_whole(tool_parser(form, NAMES), text)
+    return parse_complete(tool_parser(form, NAMES), text)
 
 
 def call(name: str, **arguments: Any) -> ToolCall:
@@ -152,13 +152,13 @@ def test_a_malformed_call_does_not_hide_the_next_one() -> None:
     ],
 )
 def test_thoughts_are_told_apart(text: str, is_open: bool, parts: list[Part]) -> None:
-    assert read_whole(ReasoningParser(rest=PlainText(), is_open=is_open), text) == parts
+    assert parse_complete(ReasoningParser(rest=PlainTextParser(), is_open=is_open), text) == parts
 
 
 def test_calls_after_thoughts_are_found_and_calls_in_thoughts_are_thoughts() -> None:
     parser = ReasoningParser(rest=tool_parser("hermes", NAMES), is_open=False)
     text = f"<think>I could {HERMES}</think>\n{HERMES}"
-    assert read_whole(parser, text) == [Reasoning(f"I could {HERMES}"), PARIS]
+    assert parse_complete(parser, text) == [Reasoning(f"I could {HERMES}"), PARIS]
 
 
 @pytest.mark.parametrize(
@@ -209,14 +209,14 @@ def test_the_parts_are_the_same_wherever_the_text_is_cut(
         tools = tool_parser(form, NAMES)
         return tools if thinks is None else ReasoningParser(rest=tools, is_open=thinks)
 
-    whole = read_whole(parser(), text)
+    whole = parse_complete(parser(), text)
     for cut in range(len(text) + 1):
         two = parser()
         pieces = [*two.push(text[:cut]), *two.push(text[cut:]), *two.flush()]
-        assert joined(pieces) == whole, cut
+        assert merge_parts(pieces) == whole, cut
     single = parser()
     pieces = [part for char in text for part in single.push(char)]
-    assert joined([*pieces, *single.flush()]) == whole
+    assert merge_parts([*pieces, *single.flush()]) == whole
 
 
 @given(text=_TEXTS, form=st.sampled_from(FORMATS), thinks=st.booleans())
@@ -224,8 +224,10 @@ def test_no_text_is_lost_but_blanks_tags_and_calls(
     text: str, form: ToolFormat, thinks: bool
 ) -> None:
     tools = tool_parser(form, frozenset())  # no tool is offered: nothing is a call
-    assert read_whole(tools, text) == ([Content(text)] if text else [])
-    parts = read_whole(ReasoningParser(rest=tool_parser(form, frozenset()), is_open=thinks), text)
+    assert parse_complete(tools, text) == ([Content(text)] if text else [])
+    parts = parse_complete(
+        ReasoningParser(rest=tool_parser(form, frozenset()), is_open=thinks), text
+    )
     told = "".join(part.text for part in parts if not isinstance(part, ToolCall))
     tagless = text if thinks else text.replace("<think>", "", 1)
     left = "".join(text.split()), "".join(tagless.split())

@@ -121,7 +121,7 @@ def _strict(parameters: dict[str, Any]) -> dict[str, Any]:
     [
         ({"tool_choice": "required", "tools": []}, "tool_choice", "no tools"),
         ({"tool_choice": "requird"}, "tool_choice", "'required'"),
-        ({"tool_choice": {"type": "function"}}, "tool_choice", "by its name"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice", "or a function"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "wether"}}},
             "tool_choice",
@@ -185,7 +185,7 @@ def test_what_cannot_be_promised_or_understood_is_refused_by_name(
 def test_a_model_that_was_not_shown_tools_is_not_offered_any(connect: Connect) -> None:
     error = error_of(connect().post("/v1/chat/completions", json=ASK))
     assert (error["param"], error["code"]) == ("tools", "unsupported_field")
-    assert "the chat template shows none" in error["message"]
+    assert "the chat template has none" in error["message"]
 
 
 def test_thoughts_are_told_apart_streamed_or_not() -> None:

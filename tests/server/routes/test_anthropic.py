@@ -149,7 +149,7 @@ def test_a_wrong_field_is_told_in_anthropics_shape(connect: Connect, path: str) 
         ({"messages": [{**USER, "content": 5}]}, ["a string or a list of text blocks"]),
         ({"messages": [USER, {"role": "assistant", "content": " "}]}, ["messages.1.content"]),
         ({"model": "claude"}, ["not served"]),
-        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, ["'thinking' is not served"]),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, ["'thinking' is not supported"]),
         ({"colour": 1}, ["'colour' is an unknown field"]),
     ):
         body = {"model": "tiny", "messages": [USER], **change}
@@ -309,12 +309,12 @@ def test_a_template_that_opens_the_thoughts_is_understood(connect: Connect) -> N
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"tools": [WEATHER]}, "'tools' is not served here"),
-        ({"tool_choice": {"type": "any"}}, "'tool_choice' asks for a call of any; offered: no"),
+        ({"tools": [WEATHER]}, "'tools' is not supported here"),
+        ({"tool_choice": {"type": "any"}}, "'tool_choice' requires a call of any; offered: no"),
         ({"tool_choice": {"type": "tool"}}, "'tool_choice.name' belongs to"),
         (
             {"tool_choice": {"type": "tool", "name": "x"}, "tools": [WEATHER]},
-            "'tool_choice' asks for a call of x; offered: ",
+            "'tool_choice' requires a call of x; offered: ",
         ),
         ({"tools": [{**WEATHER, "name": "a b"}]}, "tools.0.name"),
         (

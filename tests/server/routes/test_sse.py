@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from server.errors.api_errors import ClientGone
-from server.generation.delta_queue import Silence
+from server.errors.api_errors import ClientDisconnected
+from server.generation.delta_queue import KeepAlive
 from server.generation.deltas import Delta
-from server.generation.generator import Gains
-from server.routes.sse import EventStream, unless_gone
+from server.generation.generator import DeltaBatch
+from server.routes.sse import EventStream, cancel_on_disconnect
 
 
 class _Telling:
@@ -27,7 +27,7 @@ class _Source:
     def __init__(self) -> None:
         self.is_closed = False
 
-    async def deltas(self) -> AsyncGenerator[Gains | Silence, None]:
+    async def deltas(self) -> AsyncGenerator[DeltaBatch | KeepAlive, None]:
         try:
             while True:
                 yield [(0, Delta("a", (97,), None, 0.0))]
@@ -92,8 +92,8 @@ def test_work_is_cancelled_when_its_client_is_gone() -> None:
                 was_cancelled = True
                 raise
 
-        with pytest.raises(ClientGone):
-            await unless_gone(_gone_soon, work())
+        with pytest.raises(ClientDisconnected):
+            await cancel_on_disconnect(_gone_soon, work())
         return was_cancelled
 
     assert asyncio.run(scenario())
@@ -107,9 +107,9 @@ def test_work_that_is_done_or_fails_does_not_wait_for_its_client() -> None:
         raise ZeroDivisionError
 
     async def scenario() -> None:
-        assert await unless_gone(_never, done()) == 5
+        assert await cancel_on_disconnect(_never, done()) == 5
         with pytest.raises(ZeroDivisionError):
-            await unless_gone(_never, fails())
+            await cancel_on_disconnect(_never, fails())
 
     asyncio.run(scenario())
 
@@ -119,7 +119,7 @@ def test_parts_go_the_short_way_where_there_is_one_and_the_head_does_not() -> No
         long_way: list[str] = []
         short_way: list[str] = []
 
-        async def one_delta() -> AsyncGenerator[Gains | Silence, None]:
+        async def one_delta() -> AsyncGenerator[DeltaBatch | KeepAlive, None]:
             yield [(0, Delta("a", (97,), None, 0.0))]
 
         async def send(message: Any) -> None:

@@ -251,7 +251,7 @@ def test_a_grammar_may_be_evicted_while_the_event_loop_uses_the_cache(
     engine_thread = threading.Thread(target=evict)
     engine_thread.start()
     try:
-        for _ in range(20_000):
+        for _ in range(150_000):
             cache.put(key, grammar)
             assert cache.get(key) in (grammar, None)
     finally:

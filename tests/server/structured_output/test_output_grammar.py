@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from server.parsers.message_parts import ToolCall, read_whole
+from server.parsers.message_parts import ToolCall, parse_complete
 from server.parsers.tool_calls import tool_parser
 from server.structured_output.grammar_mask import GrammarMask
 from server.structured_output.grammar_spec import GrammarSpec
@@ -133,7 +133,7 @@ def test_required_calls_are_parsed_by_the_parser_of_their_format(form: CallForma
     for days in ((1,), (2, 1)):
         text = written(form, *days)
         assert follows(grammar, text), (text, reach(grammar, text))
-        parts = read_whole(tool_parser(form, frozenset({"plan", "clock"})), text)
+        parts = parse_complete(tool_parser(form, frozenset({"plan", "clock"})), text)
         assert parts == [ToolCall("plan", json.dumps({"days": n})) for n in days]
     assert not follows(grammar, "hello")
     assert not follows(grammar, written(form, 3))

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from server.generation.stop_strings import AnswerText, StopTable
+from server.generation.stop_strings import OutputText, StopTable
 from server.text.tokenizer import TextCodec
 
 TEXT = "the the 日本 e\u0301 👩\u200d👩\u200d👧 na\u00efve"
@@ -83,7 +83,7 @@ def test_the_space_that_begins_a_token_is_part_of_it(kind: str) -> None:
 def test_a_stop_of_several_bytes_is_cut_out_and_nothing_of_it_is_shown(
     kind: str, stop: str
 ) -> None:
-    answer = AnswerText(decoder=codec(kind).decoder(), table=StopTable([stop]))
+    answer = OutputText(decoder=codec(kind).decoder(), table=StopTable([stop]))
     ids = codec(kind).encode(TEXT, add_special_tokens=False)
     pieces = [answer.push(token_id) for token_id in ids] + [answer.flush()]
     assert "".join(pieces) == TEXT[: TEXT.index(stop)]

@@ -22,7 +22,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from engine import EngineSamplingParams, Request
 from engine.loading.target import LoadedTarget, by_transformers_alone
-from server.generation.stop_strings import StopStrings, StopTable
+from server.generation.stop_strings import StopStringScanner, StopTable
 from server.structured_output.grammar_mask import GrammarMask
 from server.structured_output.limits import LIMITS
 from server.structured_output.llguidance_grammar import grammar_list, grammar_part
@@ -177,7 +177,9 @@ class Asked:
         """A fresh request: scanner and mask serve one sequence."""
         table = StopTable([self.stop] if self.stop else [])
         decoder = WindowDecoder(decode=letters, skips=lambda token_id: False)
-        scanner = StopStrings(decoder=decoder, table=table, min_tokens=self.params.min_new_tokens)
+        scanner = StopStringScanner(
+            decoder=decoder, table=table, min_tokens=self.params.min_new_tokens
+        )
         return Request(
             name,
             tuple(prompt),

@@ -24,7 +24,7 @@ def taped() -> DeviceBackend:
         attention_demanded=False,
         context_kernel=None,
         context_reason=None,
-        recorder=TapeCapturer(),
+        capturer=TapeCapturer(),
         graphs_reason=None,
     )
 

@@ -1,4 +1,4 @@
-"""Paged attention done the slow way: one query head at a time over dense keys and values."""
+"""Computes attention one query head at a time over dense keys and values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kv_pool import PageTable, ReferenceAttention
+from kv_pool import AttentionOptions, PageTable, ReferenceAttention
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,13 @@ class Options:
     softcap: float | None = None
     sinks: Tensor | None = None
 
+    def scaled(self, scale: float) -> AttentionOptions:
+        return AttentionOptions(scale, self.window, self.softcap, self.sinks)
+
 
 @dataclass
 class Batch:
-    """Ragged sequences in a paged storage, with their dense keys and values beside it."""
+    """Holds ragged sequences in paged storage, and their keys and values in dense form."""
 
     page_size: int
     query_lens: list[int]
@@ -50,7 +53,7 @@ def make_batch(
     unwritten: float = 0.0,
     seed: int = 0,
 ) -> Batch:
-    """Sequences on shuffled pages; every slot that belongs to no token holds `unwritten`."""
+    """Build sequences on shuffled pages; slots without a token hold `unwritten`."""
     heads = heads or Heads()
     gen = torch.Generator().manual_seed(seed)
 
@@ -81,7 +84,7 @@ def make_batch(
 
 
 def attend_paged(batch: Batch, options: Options, scale: float = 0.3) -> Tensor:
-    """What the reference backend makes of the batch."""
+    """Attend with the reference backend."""
     backend = ReferenceAttention(page_size=batch.page_size, device=torch.device("cpu"))
     plan = backend.plan(
         query_lens=batch.query_lens,
@@ -89,19 +92,11 @@ def attend_paged(batch: Batch, options: Options, scale: float = 0.3) -> Tensor:
         page_tables=batch.page_tables,
         causal=options.causal,
     )
-    return plan.attend(
-        batch.query,
-        batch.keys,
-        batch.values,
-        scale=scale,
-        window=options.window,
-        softcap=options.softcap,
-        sinks=options.sinks,
-    )
+    return plan.attend(batch.query, batch.keys, batch.values, options.scaled(scale))
 
 
 def attend_dense(batch: Batch, options: Options, scale: float = 0.3) -> Tensor:
-    """The definition, in float64: a loop over sequences, rows and heads."""
+    """Compute attention by its definition in float64: loop over sequences, rows and heads."""
     rows = []
     start = 0
     for b, query_len in enumerate(batch.query_lens):

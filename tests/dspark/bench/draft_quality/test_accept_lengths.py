@@ -12,7 +12,7 @@ from tests.support.engine.running import generate_alone, oracle
 from tests.support.engine.tiny_models import VOCAB, tiny_engine, tiny_target, write_tiny_draft
 
 
-def test_rates_are_shares_of_rounds_that_stood_up_to_a_position() -> None:
+def test_rates_are_shares_of_rounds_accepted_up_to_a_position() -> None:
     result = SetResult("chat", 0.0, 1, 19, SpeculationStats((4, 3, 2, 1), 30))
     assert result.accept_rates == pytest.approx((0.6, 0.3, 0.1))
     assert result.accept_length == pytest.approx(1 + sum(result.accept_rates))
@@ -41,7 +41,7 @@ def test_a_draft_that_is_right_about_two_tokens_has_an_accept_length_of_three(
     assert rows[0].split() == ["chat", "0", "2", "8", "3.000", "1.000", "1.000", "0.000", "0.000"]
 
 
-def test_greedy_and_sampled_rounds_are_told_apart(tmp_path: Path) -> None:
+def test_results_are_separate_for_each_temperature(tmp_path: Path) -> None:
     built = tiny_engine(draft_folder=write_tiny_draft(tmp_path))
     found = measure_accept_lengths(built, workload(2), temperatures=(0.0, 1.0), report=silent)
     assert [(r.prompt_set, r.temperature) for r in found.results] == [
@@ -51,5 +51,5 @@ def test_greedy_and_sampled_rounds_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_without_a_draft_there_is_nothing_to_evaluate() -> None:
-    with pytest.raises(LoadError, match="there is no draft"):
+    with pytest.raises(LoadError, match="a draft to evaluate"):
         measure_accept_lengths(tiny_engine(), workload(1), temperatures=(0.0,), report=silent)

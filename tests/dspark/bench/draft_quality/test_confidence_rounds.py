@@ -1,4 +1,4 @@
-"""What is collected for calibration: confidences as given, outcomes as they came."""
+"""Collecting confidences and acceptance for calibration."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,27 +21,27 @@ NEW_TOKENS = 21
 def test_every_whole_round_but_the_last_is_taken_with_its_outcome(
     good: int, tmp_path: Path
 ) -> None:
-    asked = prompts(2, vocab=VOCAB)
+    prompt_ids = prompts(2, vocab=VOCAB)
     target = tiny_target(has_eos=False)
-    texts = [prompt + generate_alone(target, prompt, NEW_TOKENS) for prompt in asked]
+    texts = [prompt + generate_alone(target, prompt, NEW_TOKENS) for prompt in prompt_ids]
     recorder = ConfidenceRecorder()
     built = tiny_engine(target=target, draft_folder=write_tiny_draft(tmp_path), recorder=recorder)
     params = EngineSamplingParams(max_new_tokens=NEW_TOKENS)
-    with oracle(texts, good=good, vocab=VOCAB), confidences_that_tell_the_anchor():
-        requests = [Request(str(i), tuple(p), params) for i, p in enumerate(asked)]
+    with oracle(texts, good=good, vocab=VOCAB), anchors_as_confidences():
+        requests = [Request(str(i), tuple(p), params) for i, p in enumerate(prompt_ids)]
         run_all(built, requests)
-    for name, prompt in zip("01", asked, strict=True):
+    for name, prompt in zip("01", prompt_ids, strict=True):
         rounds = recorder.rounds(block_size=4, of=lambda x, name=name: x == name)
         assert len(rounds) >= 2
         assert set(rounds.num_accepted.tolist()) == {good}
         anchors = [len(prompt) + i * (good + 1) for i in range(len(rounds))]
-        assert rounds.logits[:, 0].tolist() == anchors  # each outcome beside its own confidences
+        assert rounds.logits[:, 0].tolist() == anchors  # each outcome belongs to its confidences
     assert len(recorder.rounds(block_size=4, of=lambda name: False)) == 0
 
 
 @contextmanager
-def confidences_that_tell_the_anchor() -> Iterator[None]:
-    """Logits that say where each block began."""
+def anchors_as_confidences() -> Iterator[None]:
+    """Confidence logits that are the position of the anchor."""
     guess = DSparkProposer.propose
 
     def propose(self: DSparkProposer, request: BlockRequest) -> DraftBlock:
@@ -53,7 +53,7 @@ def confidences_that_tell_the_anchor() -> Iterator[None]:
         yield
 
 
-def test_a_draft_without_confidences_leaves_nothing(tmp_path: Path) -> None:
+def test_a_draft_without_confidences_records_nothing(tmp_path: Path) -> None:
     recorder = ConfidenceRecorder()
     built = tiny_engine(draft_folder=write_tiny_draft(tmp_path), recorder=recorder)
     with oracle([], good=0, vocab=VOCAB):  # its blocks have none

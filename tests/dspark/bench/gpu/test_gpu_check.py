@@ -34,7 +34,7 @@ def run(*flags: str, json_file: Path | None = None) -> int:
     return main(["bench", "gpu", "--device", "cpu", *flags, *written])
 
 
-def test_the_whole_program_runs_in_small_and_every_check_holds(
+def test_every_section_runs_and_every_check_passes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "gpu.json"
@@ -61,7 +61,7 @@ def test_the_whole_program_runs_in_small_and_every_check_holds(
     assert found["circumstances"]["transformers"]
 
 
-def test_without_a_device_it_says_so(
+def test_without_a_cuda_device_the_command_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -84,7 +84,7 @@ def two_sections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_sections")
-def test_a_section_that_breaks_leaves_the_others_theirs(tmp_path: Path) -> None:
+def test_an_error_in_one_section_keeps_the_results_of_the_others(tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
     assert run("--only", "triton", "--only", "plain", json_file=path) == 1
     found = json.loads(path.read_text())
@@ -96,7 +96,7 @@ def test_a_section_that_breaks_leaves_the_others_theirs(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("two_sections")
-def test_what_does_not_begin_in_time_is_left_out_and_found(tmp_path: Path) -> None:
+def test_sections_that_do_not_start_in_time_fail(tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
     assert run("--only", "triton", "--only", "plain", "--minutes", "0", json_file=path) == 1
     checks = json.loads(path.read_text())["checks"]
@@ -112,10 +112,10 @@ def test_what_does_not_begin_in_time_is_left_out_and_found(tmp_path: Path) -> No
         (1, None),
     ],
 )
-def test_a_process_that_dies_or_hangs_leaves_what_it_had(
+def test_results_of_a_process_that_dies_or_hangs_are_kept(
     ending: Any, detail: str | None, tmp_path: Path
 ) -> None:
-    """The device may be lost for the process that broke it, and for no other."""
+    """An error may make the device unusable for the process, but not for others."""
     commands = []
 
     def start(command: list[str], **options: Any) -> Any:
@@ -151,7 +151,7 @@ def test_a_section_runs_in_a_separate_process(tmp_path: Path) -> None:
     assert all(check["passed"] for check in checks)
 
 
-def test_a_table_that_breaks_off_keeps_its_rows() -> None:
+def test_a_table_keeps_the_rows_before_an_error() -> None:
     def rows() -> Iterator[Row]:
         yield {"n": 1}
         raise ValueError("no more")
@@ -163,7 +163,7 @@ def test_a_table_that_breaks_off_keeps_its_rows() -> None:
     assert list(catch_errors("fine", lambda: iter(()))) == []
 
 
-def test_aims_are_found_from_what_was_measured() -> None:
+def test_aims_are_compared_with_the_measurements() -> None:
     tables: dict[str, list[Row]] = {
         "context write": [{"tokens": 8, "per_layer_ms": 1.0, "fused_ms": 0.2}],
         "verify pass": [{"batch": 1, "share_of_copy": 0.8}],
@@ -174,7 +174,7 @@ def test_aims_are_found_from_what_was_measured() -> None:
     assert list(aims({})) == []
 
 
-def test_a_draft_that_replays_something_else_fails_a_check_though_no_text_would_show_it() -> None:
+def test_a_stale_draft_graph_fails_a_check_although_text_stays_right() -> None:
     propose = GraphedProposer.propose
 
     def stale(self: GraphedProposer, request: BlockRequest) -> DraftBlock:
@@ -191,7 +191,7 @@ def test_a_draft_that_replays_something_else_fails_a_check_though_no_text_would_
     }
 
 
-def test_flashinfer_is_checked_where_it_is_there() -> None:
+def test_flashinfer_is_checked_if_installed() -> None:
     backend = FlashInferAttention(
         page_size=16,
         workspace=Workspace(CPU, num_bytes=64),
@@ -199,7 +199,7 @@ def test_flashinfer_is_checked_where_it_is_there() -> None:
         fallback=ReferenceAttention(page_size=16, device=CPU),
     )
     offered = type("Offered", (), {"make_attention": staticmethod(lambda page_size: backend)})
-    with patch.object(checks, "acceleration_of", lambda *_, **__: offered):
+    with patch.object(checks, "device_backend_of", lambda *_, **__: offered):
         found = list(checks.flashinfer_attention(CPU, True))
     assert [check.passed for check in found if isinstance(check, Check)] == [True, True]
     assert all("bfloat16" in check.name for check in found if isinstance(check, Check))
@@ -222,7 +222,7 @@ class _Event:
         return end.at - self.at
 
 
-def test_time_on_a_device_is_between_its_own_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_time_is_measured_between_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", _Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     device = torch.device("cuda")

@@ -74,7 +74,7 @@ def test_a_file_without_prompts_or_without_text_is_refused(tmp_path: Path) -> No
         read_prompts(file_with(tmp_path, "", " "))
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe")
-    with pytest.raises(PromptFileError, match="no UTF-8"):
+    with pytest.raises(PromptFileError, match="not UTF-8"):
         read_prompts(binary)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dspark.training.settings.loading import FIELDS
+from dspark.training.settings.schema import TRAINING
 from tests.support.server.logs import log_given_back
 from tests.support.server.tiny_pair import TinyPair
 from tests.support.training.command import train, write_config
@@ -53,9 +53,9 @@ def test_each_setting_that_makes_it_another_training_is_named_before_anything_is
         "design.block_size",
         "training.epochs",
     ]
-    found = f"found [0.0, 0.9] in {out}/settings.json, and asked for is [0.0, 0.5]"
+    found = f"found [0.0, 0.5]; accepted: [0.0, 0.9], as in {out}/settings.json"
     assert f"dspark: answers.temperatures: {found}" in named
-    assert "found 10 after data.max_prompts, of hash " in named[0]
+    assert "accepted: 10 after data.max_prompts, of hash " in named[0]
     assert "another output folder, or this one without" in what_to_do
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     assert train(config, *changes, "--check") == 2
@@ -103,5 +103,5 @@ def test_every_setting_is_written_down_or_known_to_change_nothing(config: Path) 
     free |= {"training.checkpoint_every", "training.validate_every"}
     free |= {"training.validation_sequences"}
     sections = ("model.", "features.", "evaluation.", "device.", "own_prompts.")
-    left = {name for name in FIELDS if not name.startswith(sections)} - set(begun)
+    left = {name for name in TRAINING.settings if not name.startswith(sections)} - set(begun)
     assert left == free

@@ -1,4 +1,4 @@
-"""Anthropic's routes: /v1/messages and its token counter."""
+"""Implements /v1/messages and /v1/messages/count_tokens."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -7,25 +7,25 @@ from server.errors.api_errors import ANTHROPIC_PATH
 from server.generation.chat_requests import ChatProcessor
 from server.generation.generator import TextGenerator
 from server.options import ServerOptions
-from server.parsers.message_parts import read_whole
+from server.parsers.message_parts import parse_complete
 from server.protocol.anthropic import CountBody, MessagesBody
 from server.protocol.model_name import check_model
-from server.routes.anthropic_objects import Form, MessageEncoder
-from server.routes.openapi_errors import ANSWER, ANTHROPIC_ERRORS
-from server.routes.sse import EventStream, unless_gone
+from server.routes.anthropic.objects import MessageBuilder, MessageEncoder
+from server.routes.openapi_errors import ANTHROPIC_ERRORS, COMPLETION
+from server.routes.sse import EventStream, cancel_on_disconnect
 from server.routes.sse_dialects import ANTHROPIC
 from server.text.tokenizer import ChatExtras
 
 
 def anthropic_routes(
     *,
-    answers: TextGenerator,
+    generator: TextGenerator,
     chats: ChatProcessor,
     options: ServerOptions,
 ) -> APIRouter:
     router = APIRouter(prefix=ANTHROPIC_PATH, responses=ANTHROPIC_ERRORS)
 
-    @router.post("", response_model=None, responses=ANSWER)
+    @router.post("", response_model=None, responses=COMPLETION)
     async def messages(body: MessagesBody, request: Request) -> Response:
         check_model(body.model, options.served_name)
         message_id = f"msg_{request.state.request_id}"
@@ -36,16 +36,19 @@ def anthropic_routes(
             extras=_extras(body),
             tool_choice=body.tool_choice_mode(),
         )
-        ask, new_parser = chat.tokenized, chat.new_parser
-        form = Form(message_id, options.served_name, ask)
+        tokenized, new_parser = chat.tokenized, chat.new_parser
+        builder = MessageBuilder(message_id, options.served_name, tokenized)
         record = request.state.record
         if body.stream:
-            deltas = answers.deltas([ask], silence_s=options.keepalive_s, record=record)
+            deltas = generator.stream([tokenized], keepalive_s=options.keepalive_s, record=record)
             return await EventStream.start(
-                request, deltas, MessageEncoder(form, new_parser()), ANTHROPIC
+                request, deltas, MessageEncoder(builder, new_parser()), ANTHROPIC
             )
-        (answer,) = await unless_gone(request.receive, answers.whole([ask], record=record))
-        return JSONResponse(form.whole(read_whole(new_parser(), answer.text), answer.finish))
+        (output,) = await cancel_on_disconnect(
+            request.receive, generator.generate([tokenized], record=record)
+        )
+        parts = parse_complete(new_parser(), output.text)
+        return JSONResponse(builder.message(parts, output.finish))
 
     @router.post("/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:
@@ -56,4 +59,4 @@ def anthropic_routes(
 
 
 def _extras(body: CountBody) -> ChatExtras:
-    return ChatExtras(tools=body.offered, goes_on=body.goes_on)
+    return ChatExtras(tools=body.template_tools, continue_final_message=body.continue_final_message)

@@ -1,34 +1,29 @@
-"""The parts of an answer as the OpenAI chat API tells them, whole and in pieces."""
+"""Converts parsed output parts to OpenAI chat messages and deltas."""
 
 from collections.abc import Sequence
-from uuid import uuid4
 
-from server.parsers.message_parts import Content, Part, Reasoning, ToolCall
-
-_ID_CHARS = 9  # exactly: Mistral's templates refuse a conversation with other ids
+from server.parsers.message_parts import Content, Part, Reasoning, ToolCall, new_call_id
 
 
 def message_of(parts: Sequence[Part]) -> dict[str, object]:
-    """The assistant's message; its content is null where it only calls tools."""
+    """Return the assistant's message; content is null where it only calls tools."""
     text = "".join(part.text for part in parts if isinstance(part, Content))
-    thoughts = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
     calls = [part for part in parts if isinstance(part, ToolCall)]
     message: dict[str, object] = {
         "role": "assistant",
         "content": text if text or not calls else None,
         "refusal": None,
     }
-    if thoughts:
-        message["reasoning_content"] = thoughts
+    if reasoning:
+        message["reasoning_content"] = reasoning
     if calls:
-        message["tool_calls"] = [
-            _call(call.name, call.arguments, call_id=new_call_id()) for call in calls
-        ]
+        message["tool_calls"] = [_call(call.name, call.arguments) for call in calls]
     return message
 
 
 class ChatDeltas:
-    """One choice's parts as deltas. A call comes as two: what is called, then its arguments."""
+    """Converts one choice's parts to deltas. A tool call makes two: the name, the arguments."""
 
     def __init__(self) -> None:
         self._num_calls = 0
@@ -41,18 +36,14 @@ class ChatDeltas:
                 return [{"reasoning_content": text}]
             case ToolCall(name, arguments):
                 index, self._num_calls = self._num_calls, self._num_calls + 1
-                begun = {"index": index, **_call(name, "", call_id=new_call_id())}
+                begin = {"index": index, **_call(name, "")}
                 rest = {"index": index, "function": {"arguments": arguments}}
-                return [{"tool_calls": [begun]}, {"tool_calls": [rest]}]
+                return [{"tool_calls": [begin]}, {"tool_calls": [rest]}]
 
 
-def new_call_id() -> str:
-    return uuid4().hex[:_ID_CHARS]
-
-
-def _call(name: str, arguments: str, *, call_id: str) -> dict[str, object]:
+def _call(name: str, arguments: str) -> dict[str, object]:
     return {
-        "id": call_id,
+        "id": new_call_id(),
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }

@@ -1,4 +1,4 @@
-"""Calls written as JSON. Each reader gives None for what is not calls of the named tools alone."""
+"""Parses calls in JSON. The parsers return None unless all of the text is valid calls."""
 
 import json
 import re
@@ -7,19 +7,19 @@ from typing import Any
 
 from server.parsers.message_parts import ToolCall
 
-_OTHER_KEYS = frozenset({"id", "type"})  # that models write into a call, without meaning for it
+_OTHER_KEYS = frozenset({"id", "type"})  # accepted and ignored
 _PYTHON_TAG = "<|python_tag|>"
 _ARGS = "[ARGS]"
 _QUOTES = re.compile(r'(?<!\\)(?:\\\\)*"')
 
 
-def read_hermes(text: str, names: frozenset[str]) -> list[ToolCall] | None:
-    """{"name": ..., "arguments": {...}}"""
+def parse_hermes(text: str, names: frozenset[str]) -> list[ToolCall] | None:
+    """Parse {"name": ..., "arguments": {...}}."""
     return _all([call_of(parse_json(text), names)])
 
 
-def read_llama(text: str, names: frozenset[str]) -> list[ToolCall] | None:
-    """{"name": ..., "parameters": {...}}; ... with the tag before it or not"""
+def parse_llama(text: str, names: frozenset[str]) -> list[ToolCall] | None:
+    """Parse {"name": ..., "parameters": {...}}; ... after an optional tag."""
     text = text.strip().removeprefix(_PYTHON_TAG).strip()
     calls = []
     while text:
@@ -35,8 +35,8 @@ def read_llama(text: str, names: frozenset[str]) -> list[ToolCall] | None:
     return _all(calls)
 
 
-def read_mistral(text: str, names: frozenset[str]) -> list[ToolCall] | None:
-    """[{"name": ..., "arguments": {...}}, ...], or name[ARGS]{...}"""
+def parse_mistral(text: str, names: frozenset[str]) -> list[ToolCall] | None:
+    """Parse [{"name": ..., "arguments": {...}}, ...], or name[ARGS]{...}."""
     text = text.strip()
     if text.startswith("["):
         values = parse_json(text)
@@ -50,13 +50,13 @@ def read_mistral(text: str, names: frozenset[str]) -> list[ToolCall] | None:
 
 
 def is_in_string(text: str) -> bool:
-    """Whether JSON that begins in a text stops inside a string: after an odd number of quotes."""
+    """Whether the text ends inside a JSON string, after an odd number of quotes."""
     _, brace, rest = text.partition("{")
     return bool(brace) and len(_QUOTES.findall(rest)) % 2 == 1
 
 
 def call_of(value: object, names: frozenset[str]) -> ToolCall | None:
-    """The call that a JSON value is, if it is one."""
+    """Return the call that a JSON value describes; None if it is no call."""
     if not isinstance(value, Mapping):
         return None
     rest = dict(value)
@@ -69,7 +69,7 @@ def call_of(value: object, names: frozenset[str]) -> ToolCall | None:
 
 
 def make_call(name: str, arguments: object) -> ToolCall | None:
-    """A call with these arguments, if they are an object that JSON and UTF-8 can carry."""
+    """Return a call; None for arguments that are no object, or cannot be JSON in UTF-8."""
     if not isinstance(arguments, dict):
         return None
     try:
@@ -81,7 +81,7 @@ def make_call(name: str, arguments: object) -> ToolCall | None:
 
 
 def parse_json(text: str) -> Any:
-    """The value, or None for what is not JSON (and for null, which is no call either)."""
+    """Return the value; None for invalid JSON and for null, neither of which is a call."""
     try:
         return _DECODER.decode(text)
     except (ValueError, RecursionError):

@@ -1,0 +1,1 @@
+"""Implements /v1/messages and /v1/messages/count_tokens."""

@@ -1,0 +1,1 @@
+"""Implements /generate, /tokenize and /detokenize with SGLang's field names."""

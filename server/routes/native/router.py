@@ -1,0 +1,77 @@
+"""Implements /generate, /tokenize and /detokenize."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from server.generation.generator import TextGenerator
+from server.generation.input_processor import FieldNames, InputProcessor
+from server.generation.native_requests import tokenize_native
+from server.options import ServerOptions
+from server.protocol.native import DetokenizeBody, GenerateBody, TokenizeBody
+from server.routes.logprobs import LogprobSerializer
+from server.routes.native.objects import NativeEncoder, NativeLogprobs, completion_object
+from server.routes.openapi_errors import COMPLETION
+from server.routes.sse import EventStream, cancel_on_disconnect
+from server.text.tokenizer import ChatExtras, TextCodec
+
+
+def native_routes(
+    *,
+    generator: TextGenerator,
+    input_processor: InputProcessor,
+    text: TextCodec,
+    options: ServerOptions,
+    max_len: int,
+) -> APIRouter:
+    """max_len: context length in tokens, reported by /tokenize."""
+    router = APIRouter()
+    serializer = LogprobSerializer(text=text.tokens)
+
+    @router.post("/generate", response_model=None, responses=COMPLETION)
+    async def generate(body: GenerateBody, request: Request) -> Response:
+        tokenized = await tokenize_native(input_processor, body, request.state.request_id)
+        is_list = body.is_list or len(tokenized) > 1
+        logprobs = NativeLogprobs(
+            serializer, body.logprob_options(), with_text=body.return_text_in_logprobs
+        )
+        record = request.state.record
+        if body.stream:
+            deltas = generator.stream(
+                tokenized,
+                keepalive_s=options.keepalive_s,
+                record=record,
+                token_by_token=body.token_by_token,
+            )
+            encoder = NativeEncoder(
+                tokenized,
+                logprobs,
+                is_list=is_list,
+                is_incremental=body.incremental_stream_output,
+            )
+            return await EventStream.start(request, deltas, encoder)
+        outputs = await cancel_on_disconnect(
+            request.receive, generator.generate(tokenized, record=record)
+        )
+        objects = [
+            completion_object(item, output, logprobs)
+            for item, output in zip(tokenized, outputs, strict=True)
+        ]
+        return JSONResponse(objects if is_list else objects[0])
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> dict[str, object]:
+        name = next(n for n in ("text", "prompt", "messages") if getattr(body, n) is not None)
+        tokens = await input_processor.encode(
+            getattr(body, name),
+            field=FieldNames(name),
+            add_special_tokens=body.add_special_tokens,
+            extras=ChatExtras(template_kwargs=body.chat_template_kwargs or {}),
+        )
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": max_len}
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> dict[str, object]:
+        input_processor.check_vocabulary(body.tokens, param="tokens")
+        return {"text": text.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)}
+
+    return router

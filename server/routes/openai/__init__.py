@@ -1,0 +1,1 @@
+"""Implements /v1/completions, /v1/chat/completions and /v1/models."""

@@ -1,0 +1,144 @@
+"""Implements /v1/completions, /v1/chat/completions and /v1/models."""
+
+import time
+from dataclasses import replace
+from functools import partial
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from server.generation.chat_requests import ChatProcessor
+from server.generation.generator import TextGenerator
+from server.generation.input_processor import (
+    FieldNames,
+    InputProcessor,
+    TokenizedRequest,
+    check_num_choices,
+)
+from server.options import ServerOptions
+from server.parsers.message_parts import NewParser, PlainTextParser
+from server.protocol.model_name import check_model, unknown_model
+from server.protocol.openai import ChatBody, CompletionBody, OpenAIBody
+from server.routes import openapi_errors
+from server.routes.logprobs import LogprobSerializer
+from server.routes.openai.logprobs import ChoiceLogprobs
+from server.routes.openai.objects import CHAT, COMPLETION, Api, OpenAIEncoder, ResponseBuilder
+from server.routes.sse import EventStream, cancel_on_disconnect
+from server.structured_output.output_grammar import OutputGrammar
+from server.text.tokenizer import ChatExtras, TextCodec
+
+
+def openai_routes(
+    *,
+    generator: TextGenerator,
+    input_processor: InputProcessor,
+    chats: ChatProcessor,
+    text: TextCodec,
+    options: ServerOptions,
+    max_len: int,
+) -> APIRouter:
+    """max_len: context length in tokens, reported by /v1/models."""
+    router = APIRouter(prefix="/v1")
+    serializer = LogprobSerializer(text=text.tokens)
+    model = {
+        "id": options.served_name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "dspark",
+        "max_model_len": max_len,
+    }
+
+    async def respond(
+        request: Request,
+        body: OpenAIBody,
+        tokenized: list[TokenizedRequest],
+        api: Api,
+        new_parser: NewParser,
+    ) -> Response:
+        builder = ResponseBuilder(
+            api,
+            request.state.request_id,
+            options.served_name,
+            tokenized,
+            new_parser=new_parser,
+            new_logprobs=partial(
+                ChoiceLogprobs,
+                serializer=serializer,
+                options=body.logprob_options(),
+                is_chat=api is CHAT,
+            ),
+            with_speculation=bool(body.return_speculation),
+            num_choices=body.num_choices,
+        )
+        record = request.state.record
+        if body.stream:
+            deltas = generator.stream(
+                tokenized,
+                keepalive_s=options.keepalive_s,
+                record=record,
+                token_by_token=body.streaming.token_by_token,
+            )
+            encoder = OpenAIEncoder(builder, body.streaming)
+            return await EventStream.start(request, deltas, encoder)
+        outputs = await cancel_on_disconnect(
+            request.receive, generator.generate(tokenized, record=record)
+        )
+        return JSONResponse(builder.response(outputs))
+
+    @router.post("/completions", response_model=None, responses=openapi_errors.COMPLETION)
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        check_model(body.model, options.served_name)
+        requests: list[TokenizedRequest] = []
+        prompts = body.prompts()
+        is_list = len(prompts) > 1
+        for i, prompt in enumerate(prompts):
+            tokenized = await input_processor.process(
+                prompt,
+                body,
+                names=_names("cmpl", request.state.request_id, i if is_list else None),
+                field=FieldNames(f"prompt.{i}" if is_list else "prompt"),
+                logprobs=body.logprob_options(),
+            )
+            grammar = OutputGrammar.of_content(body.grammar_spec())
+            tokenized = await input_processor.with_grammar(tokenized, grammar)
+            if body.echo:
+                ids = tokenized.prompt_ids
+                echo = prompt if isinstance(prompt, str) else text.decode(ids)
+                tokenized = replace(tokenized, echo=echo)
+            requests += tokenized.choices(body.num_choices)
+        check_num_choices(len(requests), param="n")
+        return await respond(request, body, requests, COMPLETION, PlainTextParser)
+
+    @router.post("/chat/completions", response_model=None, responses=openapi_errors.COMPLETION)
+    async def chat_completions(body: ChatBody, request: Request) -> Response:
+        check_model(body.model, options.served_name)
+        chat = await chats.tokenize(
+            body.messages,
+            body,
+            names=_names("chatcmpl", request.state.request_id, None),
+            extras=ChatExtras(
+                tools=body.template_tools, template_kwargs=body.chat_template_kwargs or {}
+            ),
+            tool_choice=body.tool_choice_mode(),
+            logprobs=body.logprob_options(),
+        )
+        choices = chat.tokenized.choices(body.num_choices)
+        return await respond(request, body, choices, CHAT, chat.new_parser)
+
+    @router.get("/models")
+    async def models() -> dict[str, object]:
+        return {"object": "list", "data": [model]}
+
+    @router.get("/models/{name:path}")
+    async def one_model(name: str) -> dict[str, object]:
+        if name != options.served_name:
+            raise unknown_model(name, options.served_name)
+        return model
+
+    return router
+
+
+def _names(kind: str, request_id: str, index: int | None) -> tuple[str, ...]:
+    """Return a prompt's own id where there are several, the response's id, and X-Request-Id."""
+    names = (f"{kind}-{request_id}", request_id)
+    return names if index is None else (f"{request_id}-{index}", *names)
