@@ -1,4 +1,4 @@
-"""Passes recorded once and replayed: for devices where launching costs more than computing."""
+"""Captures passes once and replays them, where launching kernels costs more than running them."""
 
 from engine.cuda_graphs.capture import CudaCapturer, GraphCapturer, Recording
 from engine.cuda_graphs.capture_sizes import CaptureSizes

@@ -1,4 +1,4 @@
-"""Records the graphs of an engine, or says why it does without."""
+"""Captures the graphs of an engine, or reports why it has none."""
 
 import logging
 import time
@@ -21,17 +21,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """Both models as they run, and the tiers that are recorded for them."""
+    """Both models as they run, and the sizes that are captured for them."""
 
     target: Target
     proposer: Proposer
     capture_sizes: tuple[int, ...]  # empty without graphs
-    reason: str | None  # why there are none
+    reason: str | None  # why there are no graphs
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureLimits:
-    """What graphs must be able to hold."""
+    """The largest batch that graphs must hold."""
 
     max_running: int  # sequences
     max_len: int  # tokens of a sequence
@@ -49,9 +49,9 @@ def capture_graphs(
     scratch: ScratchPage,
     device: torch.device,
 ) -> Graphs:
-    """Record the verify pass and, with a draft, its round, for every tier of batch sizes.
+    """Capture the verify pass and, with a draft, its round, for every capture size.
 
-    make_attention makes one for each model. What cannot be recorded stays as it is.
+    make_attention is called once for each model. If a capture fails, both models stay eager.
     """
     started = time.perf_counter()
     capture_sizes = CaptureSizes.up_to(limits.max_running)
@@ -73,7 +73,7 @@ def capture_graphs(
         )
         graphed_proposer = proposer
         if isinstance(proposer, DSparkProposer):
-            _settle_weights(proposer)
+            _stack_weights(proposer)
             graphed_proposer = GraphedProposer(
                 eager=proposer,
                 attention=_fixed(make_attention()),
@@ -83,12 +83,12 @@ def capture_graphs(
                 scratch=scratch,
                 device=device,
             )
-    except (NoFixedPlan, RuntimeError) as error:  # the latter from what a capture forbids
+    except (NoFixedPlan, RuntimeError) as error:  # RuntimeError: a capture forbids an operation
         reason = _first_line(error)
         logger.warning("no graphs: %s", reason)
         return Graphs(target, proposer, (), reason)
     logger.info(
-        "graphs: recorded for up to %s sequences in %.1f s",
+        "graphs: captured for up to %s sequences in %.1f s",
         ", ".join(map(str, capture_sizes.sizes)),
         time.perf_counter() - started,
     )
@@ -96,7 +96,7 @@ def capture_graphs(
 
 
 def _first_line(error: BaseException) -> str:
-    """Of what went wrong first: when a pass breaks off, the end of its capture fails as well."""
+    """Return the first line of the first error: a failed pass makes the end of its capture fail."""
     while error.__context__ is not None:
         error = error.__context__
     return next(iter(str(error).splitlines()), type(error).__name__)
@@ -108,11 +108,11 @@ def _fixed(attention: AttentionBackend) -> FixedBackend:
     return attention
 
 
-def _settle_weights(proposer: DSparkProposer) -> None:
-    """Let the stacked writer move the weights to its storage now, if it ever will.
+def _stack_weights(proposer: DSparkProposer) -> None:
+    """Move the weights to the stacked writer's storage now, if it can hold them.
 
-    A recording knows weights by their addresses; a switch of the writer's mode later on must not
-    move them any more.
+    A graph reads weights by their addresses, so a later switch of the writer's mode must not move
+    them.
     """
     mode = proposer.context_kv_mode
     proposer.set_context_kv("auto")

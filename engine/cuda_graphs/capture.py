@@ -1,4 +1,4 @@
-"""Recording what a function does on a device, to do it again without running the function."""
+"""Captures what a function does on a device, to replay it without running the function."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -8,49 +8,49 @@ import torch
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_WARM_UPS = 2  # runs before a recording: libraries set themselves up, kernels are compiled
+_WARM_UPS = 2  # runs before a capture: libraries initialise, kernels are compiled
 
 
 class Recording(Protocol[T_co]):
-    """Device operations on memory that stays where it is.
+    """A captured CUDA graph, or its equivalent: device operations on fixed memory.
 
-    It keeps the function, and with it all that the function holds: a graph knows its inputs by
-    their addresses only, and memory that nobody holds is given to others.
+    It holds the function, and so all tensors that the function references. A graph reads its
+    inputs by address, and memory without a reference would be reused.
     """
 
     @property
     def outputs(self) -> T_co:
-        """What the function returned.
+        """Return the function's result.
 
-        Its tensors are overwritten by every replay, and by those of recordings that the same
-        capturer made before: whoever needs them longer takes a copy.
+        Its tensors are overwritten by every replay of this recording, and by replays of earlier
+        recordings of the same capturer. A caller that needs them longer makes a copy.
         """
         ...
 
     def replay(self) -> None:
-        """Do all of it again, on what the function's inputs hold now. Waits for nothing."""
+        """Run the operations again on the inputs' current values, without waiting."""
         ...
 
 
 class GraphCapturer(Protocol):
-    """Makes recordings."""
+    """Captures recordings."""
 
     name: str
 
     def capture(self, run: Callable[[], T]) -> Recording[T]:
-        """Run the function a few times, and keep what the last run did on the device.
+        """Run the function a few times, and capture what the last run did on the device.
 
-        Its inputs are tensors that it finds where it always finds them. It reads no value of
-        theirs on the host, and what it decides in Python is decided once and for all.
+        Its inputs are tensors at fixed addresses. It must not read their values on the host; its
+        decisions in Python are fixed by the capture.
         """
         ...
 
 
 class CudaCapturer:
-    """CUDA graphs that share one memory pool: intermediates of one are scratch for another.
+    """Captures CUDA graphs that share one memory pool for their intermediates.
 
-    Outputs are kept apart from what is recorded later, for as long as their recording lives. They
-    may lie where an earlier recording has its intermediates.
+    Later captures do not use the outputs' memory while their recording lives. Outputs may lie
+    where an earlier recording has its intermediates.
     """
 
     name = "cuda graphs"
@@ -60,7 +60,7 @@ class CudaCapturer:
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, run: Callable[[], T]) -> Recording[T]:
-        """See GraphCapturer.record."""
+        """See GraphCapturer.capture."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -73,7 +73,7 @@ class CudaCapturer:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 outputs = run()
         finally:
-            torch.cuda.set_stream(current)  # a capture that fails does not always go back itself
+            torch.cuda.set_stream(current)  # a failed capture does not always restore it
         return _CudaRecording(graph, outputs, run)
 
 
@@ -83,7 +83,7 @@ class _CudaRecording(Recording[T_co]):
     ) -> None:
         self._graph = graph
         self._outputs = outputs
-        self._run = run  # never called again: see Recording
+        self._run = run  # held, never called again: see Recording
 
     @property
     def outputs(self) -> T_co:

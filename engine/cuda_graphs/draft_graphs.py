@@ -1,4 +1,4 @@
-"""The whole draft round, from anchor ids to draft ids and confidences, recorded for each tier."""
+"""Captures the draft round, from anchor ids to draft ids and confidences, for each size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,15 +23,15 @@ from engine.cuda_graphs.pinned import PinnedAttention
 from engine.cuda_graphs.scratch import ScratchPage
 from kv_pool import FixedBackend
 
-# A row that takes the argmax draws from this instead where another row draws: at the temperature
-# that counts as greedy its distribution is the argmax but for near ties.
+# A greedy row in a sampling round is sampled at this temperature: the distribution is the argmax
+# except for near ties.
 _GREEDY_TEMPERATURE = GREEDY_BELOW
 
 
 class GraphedProposer:
-    """A Proposer whose rounds are replayed. Context goes as it did.
+    """A Proposer whose rounds are replayed. Context is written eagerly.
 
-    Each tier has a recording where every row takes the argmax, and one where every row draws.
+    Each size has a greedy recording, and one in which every row is sampled.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class GraphedProposer:
         scratch: ScratchPage,
         device: torch.device,
     ) -> None:
-        """max_pages: of a sequence and a block.
+        """Capture every size. max_pages: of a sequence and a block.
 
-        Records every tier. Raises NoFixedPlan when a layer's attention cannot be recorded.
+        Raises NoFixedPlan when a layer's attention cannot be captured.
         """
         self._eager = eager
         self._capture_sizes = capture_sizes
@@ -62,25 +62,28 @@ class GraphedProposer:
                 query_len=eager.num_slots,
                 max_pages=max_pages,
             )
-            attending.update(kv_lens=self._kv_lens([], size), page_tables=self._tables([], size))
+            attending.update(
+                kv_lens=self._kv_lens([], size),
+                page_tables=scratch.pad_tables([], eager.num_slots, size),
+            )
             proposer = eager.with_attention(attending)
-            for draws in (False, True):
-                self._rounds[size, draws] = _record(
-                    proposer, attending, capturer, size, scratch.slot, draws=draws, device=device
+            for samples in (False, True):
+                self._rounds[size, samples] = _capture(
+                    proposer, attending, capturer, size, scratch.slot, samples, device
                 )
 
     def propose(self, request: BlockRequest) -> DraftBlock:
-        """See Proposer.propose. The result is a copy: another replay may write where it lay."""
+        """See Proposer.propose. The result is a copy: another replay may overwrite the outputs."""
         count = len(request.context_lens)
         size = self._capture_sizes.holding(count)
-        masked_draws = request.mask is not None and request.sampling is not None
-        if size is None or masked_draws:  # q must be the mask's own, slot by slot
+        is_masked_sampling = request.mask is not None and request.sampling is not None
+        if size is None or is_masked_sampling:  # q depends on the mask at each slot
             return self._eager.propose(request)
         this = self._rounds[size, request.sampling is not None]
         this.stage(request, self._scratch.slot)
         this.attention.update(
             kv_lens=self._kv_lens(request.context_lens, size),
-            page_tables=self._tables(request.page_tables, size),
+            page_tables=self._scratch.pad_tables(request.page_tables, self.num_slots, size),
         )
         this.recording.replay()
         found = this.recording.outputs
@@ -97,18 +100,14 @@ class GraphedProposer:
             request.mask, block.draft_ids, request.anchor_ids
         ):
             return block
-        return self._eager.propose(request)  # the mask is asked on the host, slot by slot
+        return self._eager.propose(request)  # the mask is filled on the host, slot by slot
 
     def _kv_lens(self, context_lens: Sequence[int], size: int) -> list[int]:
-        """Context and block; sequences that are not there have no context."""
+        """Return the length of context and block; padding sequences have no context."""
         missing = [0] * (size - len(context_lens))
         return [length + self.num_slots for length in (*context_lens, *missing)]
 
-    def _tables(self, tables: Sequence[Sequence[int]], size: int) -> list[Sequence[int]]:
-        nobody = self._scratch.table(self.num_slots)
-        return [*tables, *[nobody] * (size - len(tables))]
-
-    # -- as it was ----------------------------------------------------------------------------
+    # -- delegated to the eager proposer ------------------------------------------------------
 
     @property
     def block_size(self) -> int:
@@ -148,20 +147,20 @@ class GraphedProposer:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """One tier: the request that its recording reads, and the recording."""
+    """One size: the request that its recording reads, and the recording."""
 
     request: BlockRequest
     attention: PinnedAttention
     recording: Recording[DraftBlock]
 
     def stage(self, request: BlockRequest, scratch_slot: int) -> None:
-        """Copy a request to the first rows; the rest is padding, whose slots are scratch."""
+        """Copy a request to the first rows; the others are padding with the scratch slot."""
         mine, count = self.request, len(request.context_lens)
         mine.anchor_ids[:count] = request.anchor_ids
         mine.anchor_positions[:count] = request.anchor_positions
         mine.slots[:count] = request.slots
         mine.slots[count:] = scratch_slot
-        # Anchors of the padding are whatever stood there before: ids and positions that are true.
+        # Anchors of the padding keep earlier values: valid ids and positions.
         if mine.sampling is not None and request.sampling is not None:
             theirs = request.sampling
             mine.sampling.temperatures.fill_(_GREEDY_TEMPERATURE)
@@ -170,18 +169,17 @@ class _Round:
             mine.sampling.uniforms[theirs.rows] = theirs.uniforms
 
 
-def _record(
+def _capture(
     proposer: DSparkProposer,
     attention: PinnedAttention,
     capturer: GraphCapturer,
     size: int,
     scratch_slot: int,
-    *,
-    draws: bool,
+    samples: bool,
     device: torch.device,
 ) -> _Round:
     sampling = None
-    if draws:
+    if samples:
         shape = (size, proposer.block_size)
         sampling = BlockSampling(
             rows=torch.arange(size, device=device),

@@ -1,4 +1,4 @@
-"""What recordings keep for themselves. Arithmetic only, in bytes."""
+"""Computes the memory of captured graphs, in bytes."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
-    """The widths of what the recorded passes leave behind."""
+    """The sizes of captured passes and of their outputs."""
 
     capture_sizes: CaptureSizes
     width: int  # rows of a full verify window
@@ -20,14 +20,14 @@ class GraphSizes:
 
     @property
     def output_bytes(self) -> int:
-        """Every tier keeps its own logits, taps and, where rows draw, draft distributions."""
+        """Bytes of every size's logits, taps and, where rows are sampled, draft distributions."""
         row = (self.vocab_size + self.aux_size) * self.itemsize
         drawn = self.block_size * self.vocab_size * _FLOAT32
-        rows = self.width if self.width == 1 else self.width + 1  # single rows have their own
+        rows = self.width if self.width == 1 else self.width + 1  # with a capture of single rows
         return sum(self.capture_sizes.sizes) * (rows * row + drawn)
 
     @property
     def num_graphs(self) -> int:
-        """Of passes over pages, for each tier: the target's, over full windows and single rows, and
-        the draft's, greedy and drawn."""
+        """Graphs that attend over pages: per size the target's, over full windows and single rows,
+        and the draft's, greedy and sampled."""
         return len(self.capture_sizes.sizes) * (1 if self.block_size == 0 else 4)

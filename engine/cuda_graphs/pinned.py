@@ -1,4 +1,4 @@
-"""Attention whose plans were made before: what a recorded pass finds when it asks for one."""
+"""Provides captured passes with attention plans over fixed buffers."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ from kv_pool import AttentionPlan, FixedBackend, FixedPlan
 
 
 class PinnedAttention:
-    """An AttentionBackend that hands out the fixed plans of one tier, whatever is asked.
+    """An AttentionBackend that returns the fixed plans of one size, whatever its arguments are.
 
-    A model that was built over it plans in Python as it always does, and gets a plan over
-    buffers; `update` fills them before a replay.
+    A model over it plans in Python as usual, and gets a plan over fixed buffers; `update` fills
+    them before a replay.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class PinnedAttention:
         page_tables: Sequence[Sequence[int]],
         causal: bool,
     ) -> AttentionPlan:
-        """The fixed plan, as of the latest update; the arguments describe nothing."""
+        """Return the fixed plan, as of the latest update; the arguments are ignored."""
         if causal not in self._plans:
             num_sequences, query_len, max_pages = self._size
             plan = self._backend.fixed_plan(

@@ -1,13 +1,15 @@
-"""Where padding goes: a page behind all others, which no sequence ever has."""
+"""Defines the scratch page, to which padding is written."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ScratchPage:
-    """The pool's last page. Padded rows write to it, and only sequences that are not there read it.
+    """The pool's last page, which no sequence uses.
 
-    So whatever comes to lie there, NaN included, reaches nobody.
+    Padded rows write to it, and only padding sequences read it. So its contents, NaN included,
+    affect no result.
     """
 
     page: int
@@ -17,6 +19,9 @@ class ScratchPage:
     def slot(self) -> int:
         return self.page * self.page_size
 
-    def table(self, length: int) -> list[int]:
-        """A page table for `length` tokens of a sequence that is not there."""
-        return [self.page] * -(-length // self.page_size)
+    def pad_tables(
+        self, tables: Sequence[Sequence[int]], length: int, size: int
+    ) -> list[Sequence[int]]:
+        """Pad a batch's page tables to `size` sequences; padding ones hold `length` tokens."""
+        padding = [self.page] * -(-length // self.page_size)
+        return [*tables, *[padding] * (size - len(tables))]

@@ -1,10 +1,9 @@
-"""A recorder for machines without CUDA: it replays the very operators that a function called.
+"""Captures and replays PyTorch operators on machines without CUDA, for tests and dry runs.
 
-As with a CUDA graph, Python is not run again: what was decided while recording stays decided,
-results go where they went, and a value read on the host is an error. What the function found
-outside must still be there: nothing that it reads lives on because a tape knows it. As with graphs
-that share their memory, a replay leaves garbage in the outputs of whatever was recorded later. For
-tests and dry runs.
+As with a CUDA graph, a replay does not run Python: decisions are fixed by the capture, results
+are written to the same memory, and reading a value on the host is an error. The tape does not keep
+outside tensors alive: a replay fails if one is gone. As with graphs that share their memory, a
+replay overwrites the outputs of later recordings with garbage.
 """
 
 import dataclasses
@@ -50,7 +49,7 @@ class TapeCapturer:
 
 
 class _Call:
-    """One operator, its arguments by reference, and where its results went."""
+    """One operator, its arguments by reference, and the tensors of its results."""
 
     def __init__(self, func: Any, given: Any, result: Any, is_made: Callable[[Any], bool]) -> None:
         """given: args and kwargs; is_made: whether an earlier call of the tape made a tensor."""
@@ -74,7 +73,7 @@ class _Call:
     def _found(self, leaf: Any) -> Any:
         found = leaf() if isinstance(leaf, weakref.ref) else leaf
         if found is None and leaf is not None:
-            raise RuntimeError(f"{self._func} reads memory that nobody holds any more")
+            raise RuntimeError(f"{self._func} reads a tensor that no longer exists")
         return found
 
 
@@ -82,13 +81,13 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[_Call] = []
-        self._made: dict[int, Tensor] = {}  # by id(), which stays theirs while they are here
+        self._made: dict[int, Tensor] = {}  # by id(); held, so that no id() is reused
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
         if any(name in str(func) for name in _READING) or _chooses_by_mask(func, args):
-            raise RuntimeError(f"{func} reads a value on the host, which no graph can hold")
+            raise RuntimeError(f"{func} reads a value on the host, which no graph can capture")
         result = func(*args, **(kwargs or {}))
         call = _Call(func, (args, kwargs or {}), result, self._has_made)
         if call.does_something:
@@ -127,14 +126,14 @@ class _TapeRecording(Recording[T_co]):
 
 
 def _chooses_by_mask(func: Any, args: Any) -> bool:
-    """x[mask] has a shape that depends on values; x[mask] = y has not."""
+    """Whether the operator is x[mask], whose shape depends on values; x[mask] = y is not."""
     if func is not torch.ops.aten.index.Tensor:
         return False
     return any(index is not None and index.dtype == torch.bool for index in args[1])
 
 
 def _tensors(outputs: object) -> Iterator[Tensor]:
-    """Of nested sequences and dataclasses."""
+    """Yield the tensors of nested sequences and dataclasses."""
     if isinstance(outputs, Tensor):
         yield outputs
     elif dataclasses.is_dataclass(outputs):

@@ -1,4 +1,4 @@
-"""The target's pass over verify windows, recorded for each tier of batch sizes."""
+"""Captures the target's pass over verify windows, for each capture size."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,16 +21,15 @@ from kv_pool import AttentionBackend, FixedBackend
 class GraphedTarget:
     """A TargetModel whose small steps are replayed.
 
-        a share of 3 rows and one of 4, width 5, tier of 3:
+        sequences of 3 and 4 rows, width 5, capture size 3:
 
         rows     . . a d d  . a d d d  . . . . .
         slots    S S 7 8 9  S 3 4 5 6  S S S S S      S: a slot of the scratch page
 
-    A share's rows stand at the end of its window, where causal attention lets them see what they
-    always see. The rest is padding: its keys and values go to the scratch page, which only the
-    sequences that are not there read. Steps in which nobody brings a draft have windows of their
-    own, one row wide. Steps with a longer share, or with a sequence that is shorter than a window,
-    run as they did.
+    A sequence's rows are at the end of its window, so causal attention sees the same keys as in an
+    eager pass. Other rows are padding: their keys and values go to the scratch page, which only
+    padding sequences read. Steps without drafts have windows of one row. Steps with more rows of a
+    sequence, or with a sequence that is shorter than a window, run eagerly.
     """
 
     def __init__(
@@ -46,10 +45,11 @@ class GraphedTarget:
         scratch: ScratchPage,
         device: torch.device,
     ) -> None:
-        """width: rows of a full verify window; max_pages: of a sequence and such a window.
+        """Capture every size, with full windows and with single rows.
 
-        make_target builds the same target over another attention. Records every tier, with full
-        windows and with single rows. Raises NoFixedPlan when a layer's attention cannot be had so.
+        width: rows of a full verify window; max_pages: of a sequence and such a window.
+        make_target builds the same target over another attention. Raises NoFixedPlan when a
+        layer's attention cannot be captured.
         """
         self._eager = eager
         self._capture_sizes = capture_sizes
@@ -63,9 +63,9 @@ class GraphedTarget:
                     attention, num_sequences=size, query_len=rows, max_pages=max_pages
                 )
                 attending.update(
-                    kv_lens=_kv_lens([], size, rows), page_tables=self._tables([], size, rows)
+                    kv_lens=_kv_lens([], size, rows), page_tables=scratch.pad_tables([], rows, size)
                 )
-                self._windows[size, rows] = _record(
+                self._windows[size, rows] = _capture(
                     make_target(attending), attending, capturer, size, rows, scratch.slot, device
                 )
 
@@ -84,43 +84,37 @@ class GraphedTarget:
         window.stage(batch.token_ids, batch.positions, batch.slot_mapping, source)
         window.attention.update(
             kv_lens=_kv_lens(batch.kv_lens, size, width),
-            page_tables=self._tables(batch.page_tables, size, width),
+            page_tables=self._scratch.pad_tables(batch.page_tables, width, size),
         )
         window.recording.replay()
         found = window.recording.outputs
         return TargetOutput(found.logits[at[batch.logit_rows]], _rows(found.aux_hidden, at))
 
     def _fitting(self, batch: ScheduleBatch) -> int | None:
-        """The narrowest windows that hold every share, for sequences as long as they are wide."""
+        """Find the narrowest window for every sequence's rows; None if a sequence is shorter."""
         longest, shortest = max(batch.query_lens), min(batch.kv_lens)
         width = next((width for width in self._widths if width >= longest), None)
         return width if width is not None and width <= shortest else None
 
-    def _tables(
-        self, tables: Sequence[Sequence[int]], size: int, width: int
-    ) -> list[Sequence[int]]:
-        nobody = self._scratch.table(width)
-        return [*tables, *[nobody] * (size - len(tables))]
-
 
 def _kv_lens(kv_lens: Sequence[int], size: int, width: int) -> list[int]:
-    """Sequences that are not there are as long as their window."""
+    """Pad the lengths; padding sequences are as long as their window."""
     return [*kv_lens, *[width] * (size - len(kv_lens))]
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """One tier and width: what its recording reads, and the recording."""
+    """One size and width: the buffers that its recording reads, and the recording."""
 
     token_ids: Tensor  # [size * width], as are the next two
     positions: Tensor
     slots: Tensor
-    pads: tuple[Tensor, Tensor, Tensor]  # what a padded row has of each
+    pads: tuple[Tensor, Tensor, Tensor]  # the values of a padded row
     attention: PinnedAttention
     recording: Recording[TargetOutput]
 
     def stage(self, token_ids: Tensor, positions: Tensor, slots: Tensor, source: Tensor) -> None:
-        """Copy a step's rows to their places; source: see _sources."""
+        """Copy a step's rows to the buffers; source: see _sources."""
         buffers = (self.token_ids, self.positions, self.slots)
         for buffer, values, pad in zip(
             buffers, (token_ids, positions, slots), self.pads, strict=True
@@ -128,7 +122,7 @@ class _Window:
             torch.index_select(torch.cat([values, pad]), 0, source, out=buffer)
 
 
-def _record(
+def _capture(
     target: TargetModel,
     attention: PinnedAttention,
     capturer: GraphCapturer,
@@ -162,7 +156,7 @@ def _record(
 
 
 def _padded_rows(query_lens: Sequence[int], width: int) -> IntArray:
-    """Where each packed row stands among the padded ones: at the end of its window."""
+    """Map each packed row to a padded one: rows are at the end of their windows."""
     return np.concatenate(
         [
             np.arange((b + 1) * width - length, (b + 1) * width, dtype=np.int64)
@@ -172,14 +166,14 @@ def _padded_rows(query_lens: Sequence[int], width: int) -> IntArray:
 
 
 def _sources(rows: IntArray, num_padded: int) -> IntArray:
-    """Which packed row each padded one takes; len(rows), one past the last, where there is none."""
+    """Map each padded row to a packed one, or to len(rows), one past the last, for padding."""
     sources = np.full(num_padded, len(rows), dtype=np.int64)
     sources[rows] = np.arange(len(rows))
     return sources
 
 
 def _rows(aux_hidden: Tensor, at: Tensor) -> Tensor:
-    """aux_hidden[at]; without taps there is nothing to choose, and it may be on the host."""
+    """Return aux_hidden[at]; without taps it has no width, and may be on the host."""
     if aux_hidden.shape[1] == 0:
         return aux_hidden.new_empty(len(at), 0)
     return aux_hidden[at]

@@ -1,4 +1,4 @@
-"""The stage between drafting and verifying: which draft tokens are worth the target's rows."""
+"""Cuts drafts by the draft model's confidence, between drafting and verification."""
 
 from dataclasses import replace
 from typing import Protocol
@@ -9,56 +9,58 @@ from engine.scheduler.plan import ScheduledSequence, StepPlan
 
 
 class VerifyBudget(Protocol):
-    """Decides how much of each draft is verified.
+    """Decides how many tokens of each draft are verified.
 
-    Whatever it decides about a draft token may depend on the tokens before it, on other requests
-    and on the past, but not on the token itself or on those behind it: else the text would no
-    longer be the target's (Appendix A of the paper).
+    A decision about a draft token may depend on the tokens before it, on other requests and on
+    the past, but not on the token itself or on those after it. Otherwise the output would not
+    have the target's distribution (Appendix A of the paper).
     """
 
-    def cut(self, plan: StepPlan, block: DraftBlock | None) -> StepPlan: ...
+    def cut(self, plan: StepPlan, block: DraftBlock | None) -> StepPlan:
+        """Return the plan with the number of draft tokens that each sequence verifies."""
+        ...
 
 
 class VerifyAll:
-    """Every draft token that the plan has room for."""
+    """Verifies every planned draft token."""
 
     def cut(self, plan: StepPlan, block: DraftBlock | None) -> StepPlan:
         return plan
 
 
 class ConfidenceThreshold:
-    """A draft token is verified while the draft believes that the block stands up to it.
+    """Verifies draft tokens while the estimated chance that all of them are accepted is high.
 
-    Token k goes to the target if S_k = c_1 ... c_k >= threshold, with confidences c_i read as a
-    calibration says. c_k is made of the tokens before token k alone, so the rule
-    of `VerifyBudget` holds. The first token is always verified: its round has paid for it already.
-    The choice follows from the sequence's own text, so a seeded request stays the same in any
-    batch.
+    Token k is verified if S_k = c_1 ... c_k >= threshold, with calibrated confidences c_i. c_k
+    depends only on the tokens before token k, so the rule of `VerifyBudget` holds. The first token
+    is always verified: the draft pass is already paid. The choice depends only on the sequence's
+    tokens, so a seeded request has the same output in any batch.
     """
 
     def __init__(self, *, threshold: float, scaling: Scaling) -> None:
-        """threshold: chance, above 0 and at most 1."""
+        """threshold: a probability, above 0 and at most 1."""
         assert 0 < threshold <= 1, threshold
         self._threshold = threshold
         self._scaling = scaling
 
     def cut(self, plan: StepPlan, block: DraftBlock | None) -> StepPlan:
-        """Waits for the draft: the host must know how many rows the target computes."""
+        """See VerifyBudget.cut. Waits for the draft: the host needs the number of rows."""
         if block is None:
             return plan
         assert block.confidence_logits is not None, "a threshold without confidences"
         survival = self._scaling.probabilities(block.confidence_logits.cpu())
-        survival = survival.nan_to_num(1.0).cumprod(dim=1)  # what is not a number decides nothing
-        worth = iter((survival >= self._threshold).sum(dim=1).tolist())
+        survival = survival.nan_to_num(1.0).cumprod(dim=1)  # NaN cuts nothing
+        num_likely = iter((survival >= self._threshold).sum(dim=1).tolist())
         return StepPlan(
             tuple(
-                _shortened(s, next(worth)) if s.num_drafts > 0 else s for s in plan.scheduled_seqs
+                _shortened(s, next(num_likely)) if s.num_drafts > 0 else s
+                for s in plan.scheduled_seqs
             )
         )
 
 
-def _shortened(scheduled: ScheduledSequence, worth: int) -> ScheduledSequence:
-    num_drafts = min(scheduled.num_drafts, max(1, worth))
+def _shortened(scheduled: ScheduledSequence, num_likely: int) -> ScheduledSequence:
+    num_drafts = min(scheduled.num_drafts, max(1, num_likely))
     return (
         scheduled
         if num_drafts == scheduled.num_drafts

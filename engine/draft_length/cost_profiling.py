@@ -1,6 +1,6 @@
-"""Times target and draft passes of a few sizes at start, for the draft budget to choose by.
+"""Measures target and draft passes of a few sizes at start, for the draft budget.
 
-What is computed is nonsense, on an idle pool's own pages; time does not depend on the numbers.
+The passes compute on arbitrary numbers in an idle pool's pages; their time does not depend on them.
 """
 
 import time
@@ -21,20 +21,20 @@ from engine.scheduler.plan import ScheduledSequence, StepPlan
 from engine.scheduler.sequence import SequenceState
 from kv_pool import PageTable
 
-_TURNS = 3  # the least of so many counts: whatever disturbs a pass makes it longer
-_LIMIT_S = 1.5  # nothing begins after this, but for sizes that must be measured
-_LONG_CONTEXT = 1024  # tokens, where the pool and the target have them
+_TURNS = 3  # the minimum of so many runs counts: other work only makes a pass longer
+_LIMIT_S = 1.5  # afterwards only the sizes that must be measured are started
+_LONG_CONTEXT = 1024  # tokens, where the pool and the target have room for them
 _MOST_ROWS = 128  # of a measured pass, where none are replayed
 _PARAMS = EngineSamplingParams(max_new_tokens=1 << 20)
 
-_Case = tuple[str, int]  # what, and its size
+_Case = tuple[str, int]  # the kind of pass, and its size
 
 
 @dataclass(frozen=True, slots=True)
 class CostRig:
-    """The engine's own passes, to be run while no sequence does.
+    """Runs the engine's passes while no sequence is running.
 
-    tiers are of replayed passes, empty without any; width is the rows of a full verify window.
+    capture_sizes is empty without replayed passes; width is the rows of a full verify window.
     """
 
     target: Target
@@ -49,23 +49,23 @@ class CostRig:
 
     @property
     def short_context(self) -> int:
-        """A replayed window wants keys for each of its rows."""
+        """Tokens of context; a replayed window needs keys for each of its rows."""
         return self.width
 
     @property
     def long_context(self) -> int:
-        """The short one where there is no room for more."""
+        """Tokens of context; equal to the short one where there is no room for more."""
         scratch = max(self.width, self.proposer.num_slots)
         room = min(self.num_pages * self.page_size, self.max_len) - scratch - 1
         return max(self.short_context, min(_LONG_CONTEXT, room))
 
     def run_pass(self, num_rows: int, context: int) -> None:
-        """Verify windows of so many rows, as few as hold them, and what a step does around."""
+        """Run a step's pass over so many rows, in as few verify windows as hold them."""
         whole, rest = divmod(num_rows, self.width)
         self._run_windows([self.width] * whole + [rest] * (rest > 0), context)
 
     def run_singles(self, num_sequences: int, context: int) -> None:
-        """The pass of a step in which none of so many sequences brings a draft."""
+        """Run the pass of a step in which none of so many sequences has a draft."""
         self._run_windows([1] * num_sequences, context)
 
     def _run_windows(self, windows: Sequence[int], context: int) -> None:
@@ -83,7 +83,7 @@ class CostRig:
         )
 
     def run_draft(self, num_sequences: int, context: int) -> None:
-        """A block for each of so many sequences."""
+        """Run a draft pass: a block for each of so many sequences."""
         plan = self._plan([self.width] * num_sequences, context)
         num_slots = self.proposer.num_slots
         self.proposer.propose(
@@ -105,7 +105,7 @@ class CostRig:
         )
 
     def _sequence(self, index: int, length: int) -> SequenceState:
-        """Its pages are its own as far as there are enough."""
+        """Make a sequence; its pages are shared only where the pool is too small."""
         count = -(-(length + max(self.width, self.proposer.num_slots)) // self.page_size)
         pages = [(index * count + i) % self.num_pages for i in range(count)]
         return SequenceState(
@@ -123,8 +123,8 @@ def measure_costs(
 ) -> StepCosts:
     """Run passes of several sizes in turns, and keep the least seconds of each.
 
-    Each turn is one of every size, so that a while in which others compute spoils no size in all
-    of its turns. Takes little longer than limit_s, or than the few sizes that are needed take.
+    A turn runs every size once, so a short disturbance spoils no size in all of its turns. It takes
+    little longer than limit_s, or than the few sizes that are needed.
     """
     needed, others = _cases(rig)
     seconds: dict[_Case, float] = {}
@@ -139,7 +139,7 @@ def measure_costs(
 
 
 def _cases(rig: CostRig) -> tuple[list[_Case], list[_Case]]:
-    """Those without which nothing can be said, and those that make it more exact."""
+    """Return the cases that are needed, and those that refine the costs."""
     width, most = rig.width, rig.max_running * rig.width
     if rig.capture_sizes:
         needed, finer = [capture_size * width for capture_size in rig.capture_sizes], set[int]()
@@ -166,15 +166,15 @@ def _timed(rig: CostRig, case: _Case, clock: Callable[[], float]) -> float:
 
 
 def _costs(rig: CostRig, seconds: dict[_Case, float]) -> StepCosts:
-    far = rig.long_context - rig.short_context
+    added_context = rig.long_context - rig.short_context
 
     def per_token(what: str, size: int) -> float:
-        """Seconds that a token of context adds to all rows of the case."""
-        longer = seconds.get((f"{what} far", size))
+        """Return the seconds that a token of context adds to the case."""
+        far = seconds.get((f"{what} far", size))
         near = seconds.get((what, size))
-        if far == 0 or longer is None or near is None:
+        if added_context == 0 or far is None or near is None:
             return 0.0
-        return max(0.0, longer - near) / far
+        return max(0.0, far - near) / added_context
 
     def curve(kind: str) -> Curve:
         return Curve.through({size: s for (what, size), s in seconds.items() if what == kind})

@@ -1,8 +1,8 @@
-"""How many draft tokens a step verifies: as many as pay at its load, decided when it is planned.
+"""Chooses how many draft tokens a step verifies: as many as pay at its load.
 
-Integers and floats, no tensors and no clock. A choice is made from costs that were measured
-at start, from lengths, and from rounds that are over and how long they took: nothing in it knows
-the drafts it is about, so drafted text is distributed as ever. See
+The choice is made when the step is planned, from costs measured at start, from lengths, and from
+earlier rounds and their times. It does not depend on the drafts themselves, so the output keeps
+the target's distribution. This module uses no tensors and no clock. See
 docs/decisions/0017-drafts-follow-the-load.md.
 """
 
@@ -18,35 +18,35 @@ from engine.scheduler.draft_allocation import StepLoad
 
 logger = logging.getLogger(__name__)
 
-_CONTEXT_GRAIN = 128  # tokens; contexts are told apart no finer than this
+_CONTEXT_GRAIN = 128  # tokens; contexts are rounded down to multiples of this
 _MOST_COUNTS = 16  # numbers of drafting sequences that are tried
-_MOST_CHOICES = 512  # that are remembered
-# Plain decoding must lead by so much before drafts are given up: what is saved by less is lost
-# again by learning so little afterwards.
+_MOST_CHOICES = 512  # cached choices
+# Plain decoding must be faster by this fraction before drafts stop: a smaller gain does not make up
+# for the acceptance rates that are no longer observed.
 _PATIENCE = 0.03
-_PROBING = 0.01  # of the time at most goes to looking whether drafts would pay again
+_PROBING = 0.01  # the largest fraction of the time that probes take
 
 
 class DraftBudgetByLoad:
-    """Allots what is expected to commit the most tokens a second."""
+    """Allots the draft tokens that are expected to commit the most tokens per second."""
 
     def __init__(self, *, costs: StepCosts, num_draft_tokens: int) -> None:
-        """num_draft_tokens: of a round that is not cut short; the largest cap."""
-        self._followed = TrackedCosts(costs)
+        """num_draft_tokens: of a full round; the largest cap."""
+        self._tracked = TrackedCosts(costs)
         self._full = num_draft_tokens
         self._history = AcceptanceRates(num_positions=num_draft_tokens)
         self._choices: dict[tuple[StepLoad, tuple[float, ...], float], tuple[int, ...]] = {}
-        self._saved = 0.0  # seconds that may be spent on a probe
+        self._saved = 0.0  # seconds saved up for the next probe
         self._num_probes = 0
-        self._has_told = False  # that costs are lower than they seemed
+        self._has_logged = False  # that costs were measured too high
         self.is_suspended = False
 
     @property
     def costs(self) -> StepCosts:
-        return self._followed.costs
+        return self._tracked.costs
 
     def most_sequences(self, chance: float, *, max_running: int) -> int:
-        """How many sequences at once any of which drafts, if each token stands with this chance.
+        """Return the most sequences at which drafts pay, if each token is accepted by this chance.
 
         All of them are in rounds of short contexts, and none is near its end.
         """
@@ -64,7 +64,7 @@ class DraftBudgetByLoad:
     def allot(self, load: StepLoad) -> tuple[int, ...]:
         """See DraftBudget.allot."""
         self._history.pass_step()
-        # Coarse, so that loads and chances recur and most choices have been made before.
+        # Rounded, so that loads and chances recur and most choices are cached.
         load = replace(load, context=load.context // _CONTEXT_GRAIN * _CONTEXT_GRAIN)
         survival = tuple(round(chance, 2) for chance in self._history.survival())
         chosen = self._choose(load, survival)
@@ -77,15 +77,15 @@ class DraftBudgetByLoad:
         self._history.record(num_drafts, num_accepted)
 
     def record_times(self, times: StepTimes) -> None:
-        """How long a step took that is over."""
-        if not self._followed.record(times):
+        """Take a finished step's times into account."""
+        if not self._tracked.record(times):
             return
         self._choices.clear()
-        if not self._has_told:
-            self._has_told = True
+        if not self._has_logged:
+            self._has_logged = True
             logger.info(
-                "draft budget: steps of %d rows take less than was measured at start (was the "
-                "machine busy?); costs follow the steps from here on",
+                "draft budget: steps of %d rows take less time than measured at start (was the "
+                "machine busy?); costs are lowered to the steps' times from now on",
                 times.num_rows,
             )
 
@@ -102,10 +102,10 @@ class DraftBudgetByLoad:
     def _probed(
         self, load: StepLoad, survival: tuple[float, ...], chosen: tuple[int, ...]
     ) -> tuple[int, ...]:
-        """Now and then one sequence gets a whole block where nobody would.
+        """Give one sequence a full block now and then, while no sequence has one.
 
-        Of positions that nobody verifies nothing is learned, and drafts that stopped paying would
-        stay away for ever. A probe costs time, and waits until a share of the time adds up to it.
+        Positions that are not verified yield no acceptance rates, so suspended drafts would never
+        resume. A probe costs time, and waits until _PROBING of the time adds up to its cost.
         """
         if load.chunk_rows or self._full in chosen or self._full in load.fixed:
             return chosen
@@ -127,7 +127,7 @@ class DraftBudgetByLoad:
 def worth(
     load: StepLoad, numbers: Sequence[int], survival: Sequence[float], costs: StepCosts
 ) -> tuple[float, float]:
-    """Tokens that a step with these drafts is expected to commit, and the seconds it takes.
+    """Predict the tokens that a step with these drafts commits, and its seconds.
 
     survival: see AcceptanceRates. The chunk counts in neither.
     """
@@ -142,15 +142,15 @@ def worth(
 def best_allotment(
     load: StepLoad, survival: Sequence[float], costs: StepCosts, *, patience: float = 0.0
 ) -> tuple[int, ...]:
-    """Draft tokens for each of load.caps: those that make the most expected tokens a second.
+    """Choose draft tokens for each of load.caps that maximise expected tokens per second.
 
-    Theta = tokens / seconds, over all numbers of drafting sequences and of draft tokens; the
-    likeliest tokens come first, so each position for everybody before the next.
-    Nothing stops at the first loss, so a step in the costs is no obstacle. Without drafts Theta
-    counts 1 / (1 + patience).
+    Theta = tokens / seconds, over all numbers of drafting sequences and of draft tokens. The
+    likeliest tokens come first, so all sequences get a position before any gets the next one.
+    The search does not stop at the first loss, so a jump in the costs is no obstacle. Theta
+    without drafts is divided by 1 + patience.
 
-    A chunk is computed with drafts or without. Drafts beside it pay their price beside it, and
-    must earn with that what the same time earns in steps without a chunk.
+    A chunk is computed with or without drafts. In a step with a chunk, the time that drafts add
+    must earn as many tokens as the same time in steps without a chunk.
     """
     caps = sorted(load.caps, reverse=True)
     best = max(
@@ -168,10 +168,10 @@ def best_allotment(
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """Drafts for the sequences with the largest caps, and what the step then makes and takes."""
+    """Drafts for the sequences with the largest caps, and the step's tokens and seconds."""
 
     num_drafting: int
-    num_drafts: int  # of all of them together
+    num_drafts: int  # in total
     tokens: float
     seconds: float
 
@@ -188,10 +188,10 @@ def _options(
     *,
     chunk_rows: int,
 ) -> Iterator[_Option]:
-    """Whatever can be the best; caps in descending order, the fewest drafts first.
+    """Yield every option that can be the best; caps in descending order, fewest drafts first.
 
-    Between two measured sizes, and within one position of the block, tokens and seconds both
-    grow in a straight line, so neither their ratio nor their difference has a peak there.
+    Between two measured sizes, and within one position of the block, tokens and seconds are both
+    linear, so neither their ratio nor their difference has a peak there.
     """
     rows = load.num_rows + chunk_rows
     knots = [size - rows for size in costs.passes.sizes]
@@ -212,24 +212,24 @@ def _options(
     yield option(0, 0, tokens)
     reaching = [sum(cap > position for cap in caps) for position in range(len(survival))]
     for num_drafting in _counts(reaching[0]):
-        done, standing = 0, tokens
+        done, expected = 0, tokens
         for position, chance in enumerate(survival):
             count = min(num_drafting, reaching[position])
-            if position > 0:  # whoever drafts has a first token
+            if position > 0:  # a drafting sequence has at least one token
                 for knot in knots:
                     if done < knot < done + count:
-                        yield option(num_drafting, knot, standing + (knot - done) * chance)
-            done, standing = done + count, standing + count * chance
-            yield option(num_drafting, done, standing)
+                        yield option(num_drafting, knot, expected + (knot - done) * chance)
+            done, expected = done + count, expected + count * chance
+            yield option(num_drafting, done, expected)
 
 
 def _counts(most: int) -> list[int]:
-    """Numbers of drafting sequences to try: each, but of a crowd's only every so many-th."""
+    """Return the numbers of drafting sequences to try: at most _MOST_COUNTS, evenly spaced."""
     return sorted(range(most, 0, -max(1, -(-most // _MOST_COUNTS))))
 
 
 def _allotment(caps: Sequence[int], chosen: _Option) -> tuple[int, ...]:
-    """The option's drafts by sequence: position after position, the larger caps and older first."""
+    """Distribute an option's drafts: position by position, larger caps and older first."""
     drafting = sorted(range(len(caps)), key=lambda i: (-caps[i], i))[: chosen.num_drafting]
     numbers, left = [0] * len(caps), chosen.num_drafts
     while left > 0:

@@ -1,4 +1,4 @@
-"""A plan as flat tensors: T tokens of B sequences in one row, ragged, without padding."""
+"""Flattens a step plan into tensors: T tokens of B sequences in one row, without padding."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from engine.scheduler.plan import ScheduledSequence, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class ScheduleBatch:
-    """What the target computes in a step.
+    """The input of one target pass.
 
-    The rows of share b are query_lens[b] consecutive ones. Logits are computed for logit_rows
-    only: those of the sampling shares, and behind them those that tell of prompts. verify_rows
-    turns the packed logits of the sampling shares into a rectangle: entry [b, i] is the row that
-    decides the token after draft token i - 1, and columns past num_drafts[b] repeat the last one.
+    Sequence b has query_lens[b] consecutive rows. Logits are computed for logit_rows only: those
+    of the Bs sampling sequences, then those of prompt logprobs. verify_rows makes the packed logits
+    of the sampling sequences a rectangle: entry [b, i] is the row that decides the token after
+    draft token i - 1, and columns past num_drafts[b] repeat the last one.
     """
 
     token_ids: Int[Tensor, " T"]
     positions: Int[Tensor, " T"]
-    slot_mapping: Int[Tensor, " T"]  # where each token's keys and values go
+    slot_mapping: Int[Tensor, " T"]  # slots of the tokens' keys and values
     logit_rows: Int[Tensor, " R"]
-    draft_ids: Int[Tensor, "Bs K"]  # zeros where a sampling share brings no draft
+    draft_ids: Int[Tensor, "Bs K"]  # zeros where a sampling sequence has no draft
     num_drafts: Int[Tensor, " Bs"]
     verify_rows: Int[Tensor, "Bs K+1"]
     query_lens: tuple[int, ...]
@@ -37,9 +37,9 @@ class ScheduleBatch:
 
 
 def build_batch(plan: StepPlan, block: DraftBlock | None, *, device: torch.device) -> ScheduleBatch:
-    """Flatten a plan and the draft tokens that its shares verify.
+    """Flatten a plan and the draft tokens that it verifies.
 
-    The draft ids stay on the device: they are put into their rows by one indexed store.
+    The draft ids stay on the device: one indexed store writes them to their rows.
     """
     scheduled_seqs = plan.scheduled_seqs
     starts = _offsets([scheduled.num_rows for scheduled in scheduled_seqs])
@@ -93,9 +93,9 @@ def build_batch(plan: StepPlan, block: DraftBlock | None, *, device: torch.devic
 def batch_of_rows(
     pieces: Sequence[tuple[Tensor, Sequence[int], int, int]], *, page_size: int
 ) -> ScheduleBatch:
-    """A batch without scheduler: of each (ids, page table, start, stop), the rows start..stop-1.
+    """Build a batch without a scheduler: rows start..stop-1 of each (ids, pages, start, stop).
 
-    Logits of every row; no drafts.
+    It has logits of every row, and no drafts.
     """
     device = pieces[0][0].device
     positions = [torch.arange(start, stop, device=device) for *_, start, stop in pieces]
@@ -126,7 +126,7 @@ def build_block_request(
     mask: ChainMask | None = None,
     device: torch.device,
 ) -> BlockRequest:
-    """The draft's input: one anchor and one block's scratch slots per drafting share."""
+    """Build the draft's input: an anchor and a block's scratch slots per drafting sequence."""
     anchors = np.array([scheduled.seq.token_ids[-1] for scheduled in drafting], dtype=np.int64)
     positions = np.array([scheduled.start for scheduled in drafting], dtype=np.int64)
     slots = np.stack([s.seq.table.slots(s.start, s.start + num_slots) for s in drafting])
@@ -143,7 +143,7 @@ def build_block_request(
 
 
 def committed_rows(committed_counts: Sequence[tuple[ScheduledSequence, int]]) -> IntArray:
-    """Rows of the flat batch whose tokens are committed now: the first `count` of each share."""
+    """Find the rows whose tokens are committed now: the first `count` of each sequence."""
     starts = _offsets([scheduled.num_rows for scheduled, _ in committed_counts])
     return _concat(
         np.arange(at, at + count) for at, (_, count) in zip(starts, committed_counts, strict=True)
@@ -151,7 +151,7 @@ def committed_rows(committed_counts: Sequence[tuple[ScheduledSequence, int]]) ->
 
 
 def _rows(scheduled_seqs: Sequence[ScheduledSequence]) -> tuple[IntArray, IntArray, IntArray]:
-    """Token ids (0 where a draft goes), positions and slots of every row."""
+    """Collect token ids (0 for drafts), positions and slots of every row."""
     tokens = _concat(
         np.array(
             s.seq.token_ids[s.start : s.stop] + [0] * s.num_drafts,
@@ -165,7 +165,7 @@ def _rows(scheduled_seqs: Sequence[ScheduledSequence]) -> tuple[IntArray, IntArr
 
 
 def _logit_rows(scheduled_seqs: Sequence[ScheduledSequence], starts: list[int]) -> IntArray:
-    """Every verify window, and then the rows that tell log probabilities of prompt tokens."""
+    """Find the rows of every verify window, then those of prompt logprobs."""
     with_start = list(zip(starts, scheduled_seqs, strict=True))
     windows = [
         np.arange(at + scheduled.num_rows - scheduled.num_logit_rows, at + scheduled.num_rows)
@@ -183,7 +183,11 @@ def _logit_rows(scheduled_seqs: Sequence[ScheduledSequence], starts: list[int]) 
 def _draft_indices(
     plan: StepPlan, starts: list[int], block: DraftBlock | None
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Where draft tokens go in the flat batch, where they come from, and whose they are."""
+    """Find draft tokens' rows in the batch, their places in the block, and their sequences.
+
+    Rows and places have an entry for each draft token, sequences one for each draft: its index
+    among the sampling sequences.
+    """
     if block is None:
         empty = np.zeros(0, dtype=np.int64)
         return empty, empty, empty
@@ -196,8 +200,8 @@ def _draft_indices(
         np.arange(b * block_size, b * block_size + s.num_drafts)
         for b, (_, s) in enumerate(with_start)
     )
-    whose = [i for i, scheduled in enumerate(plan.sampling) if scheduled.num_drafts > 0]
-    return rows, sources, np.array(whose, dtype=np.int64)
+    sequences = [i for i, scheduled in enumerate(plan.sampling) if scheduled.num_drafts > 0]
+    return rows, sources, np.array(sequences, dtype=np.int64)
 
 
 def _verify_rows(sampling: Sequence[ScheduledSequence], width: int) -> IntArray:

@@ -1,7 +1,7 @@
-"""How an unmodified Hugging Face decoder comes to read and write the paged pool.
+"""Lets an unmodified Hugging Face decoder read and write the paged pool.
 
-One function is registered as an attention implementation; whoever calls the model passes
-`batch=` a `LayerAttention`, and transformers carries that keyword to every layer.
+One function is registered as an attention implementation. The model is called with
+`batch=LayerAttention`, and transformers passes that keyword to every layer.
 """
 
 from typing import Any, Protocol
@@ -14,12 +14,12 @@ from kv_pool import AttentionOptions
 
 IMPLEMENTATION = "dspark_paged"
 
-# Keywords that say nothing about what the scores are.
+# Keywords that do not change the scores.
 _NEUTRAL = frozenset({"dropout", "position_ids", "use_cache", "is_causal", "cache_position"})
 
 
 class LayerAttention(Protocol):
-    """What stands behind one forward pass: every layer calls it once."""
+    """Attention of one forward pass: every layer calls it once."""
 
     def attend(
         self,
@@ -29,18 +29,18 @@ class LayerAttention(Protocol):
         values: Float[Tensor, "T Hkv Dv"],
         options: AttentionOptions,
     ) -> Float[Tensor, "T H Dv"]:
-        """Keep this step's keys (already rotated) and values, and attend to all that stand."""
+        """Store this step's keys (already rotated) and values, and attend to all valid ones."""
         ...
 
 
 class UnsupportedAttention(Exception):
-    """A layer asked for attention of a kind that the paged pool does not do."""
+    """A layer needs a kind of attention that the paged pool does not support."""
 
 
 def register() -> None:
-    """Make the implementation known to transformers; registering twice is harmless.
+    """Register the implementation with transformers; registering twice is harmless.
 
-    No mask function goes with it, so transformers builds no masks.
+    No mask function is registered, so transformers builds no masks.
     """
     AttentionInterface.register(IMPLEMENTATION, _attention_forward)
 
@@ -77,7 +77,7 @@ def _attention_forward(
 
 def _refuse_unknown(module: nn.Module, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
     if mask is not None:
-        raise UnsupportedAttention("the layer brings an attention mask of its own")
+        raise UnsupportedAttention("the layer passes an attention mask to attention")
     for name, value in kwargs.items():
         if name not in _NEUTRAL and value is not None and value is not False:
             raise UnsupportedAttention(

@@ -1,4 +1,4 @@
-"""Taps: the outputs of some target layers, kept during one forward pass."""
+"""Captures the outputs of some target layers (taps) during one forward pass."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Taps:
-    """Forward hooks on the decoder layers that feed the drafter.
+    """Forward hooks on the decoder layers whose outputs the draft model reads.
 
     Layer ids are 0-based and name layer *outputs* (the residual stream, before any final
     norm); -1 is the embedding output. In transformers' terms id i is hidden_states[i + 1].
@@ -31,14 +31,14 @@ class Taps:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Take the hooks off the model again."""
+        """Remove the hooks from the model."""
         for hook in self._hooks:
             hook.remove()
 
     def take(self, num_rows: int) -> Float[Tensor, "T A"]:
-        """The tapped outputs of the pass of num_rows that just ran, side by side in list order.
+        """Return the tapped outputs of the last pass, of num_rows rows, concatenated in list order.
 
-        Without taps the result has no width.
+        Without taps the result has width 0.
         """
         if not self._layer_ids:
             return torch.empty(num_rows, 0)

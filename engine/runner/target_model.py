@@ -1,7 +1,7 @@
-"""The target: any Hugging Face decoder, run over packed rows and paged keys and values.
+"""Runs the target, any Hugging Face decoder, over packed rows and paged keys and values.
 
-A pass is one native call where there are kernels for the device and the model, and transformers'
-own layers otherwise. On a GPU passes over small windows are replayed: see engine.graphs.
+A pass is one call where CPU kernels support the model, and runs transformers' layers otherwise. On
+a GPU passes over small windows are replayed: see engine.cuda_graphs.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from kv_pool import AttentionBackend, AttentionOptions, AttentionPlan, KVPool
 
 @dataclass(frozen=True, slots=True)
 class TargetOutput:
-    """What one pass leaves behind."""
+    """The results of one pass."""
 
     logits: Float[Tensor, "R V"]  # of batch.logit_rows only
     aux_hidden: Float[Tensor, "T A"]  # every row's tapped hidden states; A = 0 without taps
@@ -26,7 +26,7 @@ class TargetOutput:
 
 @dataclass(frozen=True, slots=True)
 class PagedAttention:
-    """A step's attention: write this step's keys and values, then attend over pages."""
+    """A step's attention: stores this step's keys and values, then attends over pages."""
 
     pool: KVPool
     plan: AttentionPlan
@@ -51,7 +51,7 @@ class PagedAttention:
 
 @dataclass(frozen=True, slots=True)
 class DecoderParts:
-    """Where a causal language model keeps what the engine touches."""
+    """The modules of a causal language model that the engine uses."""
 
     embedding: nn.Module
     layers: nn.ModuleList
@@ -59,7 +59,7 @@ class DecoderParts:
 
     @classmethod
     def of(cls, model: nn.Module) -> "DecoderParts":
-        """Raises AttributeError when the model is not built like a decoder."""
+        """Find the modules. Raises AttributeError when the model is not built like a decoder."""
         backbone = model.get_decoder()  # type: ignore[operator]
         return cls(
             embedding=model.get_input_embeddings(),  # type: ignore[operator]
@@ -79,13 +79,13 @@ class PackedDecoder(Protocol):
 
 
 class Target(Protocol):
-    """Passes of a target over schedule batches, however they are run."""
+    """Runs passes of a target over schedule batches."""
 
     @property
     def vocab_size(self) -> int: ...
 
     def forward(self, batch: ScheduleBatch) -> TargetOutput:
-        """One pass over all rows; logits for batch.logit_rows. True until the next pass."""
+        """Run one pass over all rows; logits of batch.logit_rows. Valid until the next pass."""
         ...
 
 
@@ -102,10 +102,10 @@ class TargetModel:
         vocab_size: int,
         packed_decoder: PackedDecoder | None = None,
     ) -> None:
-        """tap_layers: those whose outputs a pass keeps, side by side in this order.
+        """tap_layers: the layers whose outputs a pass returns, concatenated in this order.
 
-        `native` is made for this model, pool and taps. Passes of more rows than it takes go
-        through transformers' layers and `attention`, and so do all without it.
+        packed_decoder is built for this model, pool and taps. Passes of more rows than it takes,
+        and all passes without it, run transformers' layers with `attention`.
         """
         assert model.config._attn_implementation == IMPLEMENTATION  # type: ignore[union-attr]
         self._model = model
@@ -136,7 +136,7 @@ class TargetModel:
             ),
             slots=batch.slot_mapping,
         )
-        # Hooks stand for one pass only: engines may share a model, and tap it differently.
+        # Hooks exist during one pass only: engines may share a model and tap it differently.
         with Taps(
             embedding=self._parts.embedding,
             layers=self._parts.layers,

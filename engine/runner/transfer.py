@@ -12,9 +12,9 @@ from engine.arrays import IntArray
 
 
 def upload(arrays: list[IntArray], device: torch.device) -> list[Tensor]:
-    """The arrays as int64 tensors of the same shapes, carried over by a single copy.
+    """Copy arrays to the device as int64 tensors of the same shapes, with a single copy.
 
-    From pinned memory the copy to a GPU does not wait, so it is no synchronisation.
+    From pinned memory the copy to a GPU does not wait, so the host is not synchronised.
     """
     flat = place(np.concatenate([a.reshape(-1) for a in arrays]), device)
     pieces = torch.split(flat, [a.size for a in arrays])
@@ -22,7 +22,7 @@ def upload(arrays: list[IntArray], device: torch.device) -> list[Tensor]:
 
 
 def place(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """One array of any numbers, shape and dtype kept. From pinned memory, as `upload`."""
+    """Copy one array of any dtype to the device, from pinned memory as `upload` does."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda":
         tensor = tensor.pin_memory()
@@ -33,9 +33,9 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def download(tensors: Sequence[Tensor]) -> list[FloatArray]:
-    """The tensors as float64 arrays of the same shapes, carried over by a single copy.
+    """Copy tensors to the host as float64 arrays of the same shapes, with a single copy.
 
-    Token ids, counts and float32 numbers are all exact in float64.
+    Token ids, counts and float32 numbers are exact in float64.
     """
     flat = torch.cat([tensor.flatten().double() for tensor in tensors]).cpu().numpy()
     ends = np.cumsum([tensor.numel() for tensor in tensors])[:-1]

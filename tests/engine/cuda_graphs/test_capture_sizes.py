@@ -22,7 +22,9 @@ def test_a_batch_goes_to_the_smallest_tier_that_holds_it(
 
 
 @pytest.mark.parametrize(("length", "pages"), [(1, 1), (4, 1), (5, 2), (8, 2)])
-def test_who_is_not_there_lives_in_the_scratch_page(length: int, pages: int) -> None:
+def test_padding_sequences_have_the_scratch_page_for_all_their_tokens(
+    length: int, pages: int
+) -> None:
     scratch = ScratchPage(page=99, page_size=4)
-    assert scratch.table(length) == [99] * pages
+    assert scratch.pad_tables([[3], [7]], length, 3) == [[3], [7], [99] * pages]
     assert scratch.slot == 396

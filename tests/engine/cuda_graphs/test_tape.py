@@ -82,5 +82,5 @@ def test_what_a_function_finds_for_the_last_time_is_missed_in_a_replay() -> None
     recording = TapeCapturer().capture(lambda: found[0] * 2)
     recording.replay()
     found.clear()
-    with pytest.raises(RuntimeError, match="memory that nobody holds"):
+    with pytest.raises(RuntimeError, match="no longer exists"):
         recording.replay()

@@ -160,7 +160,7 @@ def test_an_engine_tells_its_budget_how_long_rounds_took(
         built = tiny_engine(draft_folder=folder, draft_budget="auto")
         run_all(built, asked)
     (message,) = caplog.messages
-    assert "take less than was measured at start" in message
+    assert "take less time than measured at start" in message
 
 
 def test_costs_that_an_engine_is_given_are_kept(tmp_path: Path) -> None:
