@@ -15,9 +15,19 @@ class Fields:
     dspark_: other engines write the same names in these places.
     """
 
-    def __init__(self, values: Mapping[str, object], *, within: str = "") -> None:
-        """within: the name of the object that holds these fields, for messages."""
+    def __init__(
+        self,
+        values: Mapping[str, object],
+        *,
+        within: str = "",
+        defaults: Mapping[str, object] | None = None,
+    ) -> None:
+        """within: the name of the object that contains these fields, for messages.
+
+        defaults: values of absent fields.
+        """
         self._within = within
+        self._defaults = defaults or {}
         nests = (values.get(nest) for nest in _NESTS)
         self._places: list[Mapping[str, object]] = [
             values,
@@ -29,11 +39,12 @@ class Fields:
         return f"{self._within}.{name}" if self._within else name
 
     def find(self, name: str) -> object | None:
-        """Return the raw value; None if the field is absent."""
+        """Return the raw value, or its default; None if the field is absent."""
         for place in self._places:
             if place.get(name) is not None:
                 return place[name]
-        return self._places[0].get(_PREFIX + name)
+        prefixed = self._places[0].get(_PREFIX + name)
+        return self._defaults.get(name) if prefixed is None else prefixed
 
     def section(self, name: str) -> "Fields | None":
         """Return a nested object's fields; None if absent."""
