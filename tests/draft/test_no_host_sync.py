@@ -1,7 +1,6 @@
-"""Nothing in a round waits for the device: all of it runs where no value can be read.
+"""A draft round never waits for the device: it runs on meta tensors, which have no values.
 
-On the meta device tensors have shapes and no contents. Whatever would read a number, or make
-a shape depend on one, raises there.
+Reading a value, or a shape that depends on one, raises an error on the meta device.
 """
 
 from collections import Counter
@@ -36,7 +35,7 @@ READING: list[Callable[[Tensor], object]] = [
 
 
 @pytest.mark.parametrize("reading", READING)
-def test_reading_a_value_raises_there(reading: Callable[[Tensor], object]) -> None:
+def test_reading_a_value_raises_on_the_meta_device(reading: Callable[[Tensor], object]) -> None:
     with torch.inference_mode(), pytest.raises((RuntimeError, NotImplementedError)):
         reading(torch.arange(3, device=META))
 
@@ -57,7 +56,7 @@ def integers(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
 @pytest.mark.parametrize("sampled", [False, True])
-def test_a_draft_pass_reads_nothing(kind: str, sampled: bool) -> None:
+def test_a_draft_pass_reads_no_value(kind: str, sampled: bool) -> None:
     uniforms = torch.rand(2, 4, dtype=torch.float64, device=META)
     sampling = BlockSampling(integers(2), torch.ones(2, device=META), uniforms)
     request = BlockRequest(
@@ -75,7 +74,7 @@ def test_a_draft_pass_reads_nothing(kind: str, sampled: bool) -> None:
 
 
 @pytest.mark.parametrize("mode", ["on", "off"])
-def test_a_context_write_reads_nothing(mode: ContextKVMode) -> None:
+def test_a_context_write_reads_no_value(mode: ContextKVMode) -> None:
     proposer = meta_proposer(mode=mode)
     aux_hidden = torch.zeros(2, 3, 64, device=META)
     with torch.inference_mode():
@@ -85,7 +84,7 @@ def test_a_context_write_reads_nothing(mode: ContextKVMode) -> None:
 
 
 class _Counting(TorchDispatchMode):
-    """Counts the operations that compute something."""
+    """Counts all operations except views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +106,7 @@ def operations_of_a_write(num_layers: int, mode: ContextKVMode) -> Counter[str]:
     return counting.operations
 
 
-def test_a_stacked_write_is_as_many_operations_for_eight_layers_as_for_two() -> None:
+def test_a_stacked_write_takes_as_many_operations_for_eight_layers_as_for_two() -> None:
     stacked = operations_of_a_write(8, "on")
     assert stacked == operations_of_a_write(2, "on")
     assert stacked["aten.index_put_.default"] == 2  # keys and values

@@ -1,4 +1,4 @@
-"""calibration.json beside a draft."""
+"""calibration.json: writing, reading and refusing it."""
 
 import json
 from pathlib import Path

@@ -38,7 +38,7 @@ def without(*names: str) -> dict[str, Any]:
     return {name: value for name, value in VANILLA.items() if name not in names}
 
 
-def test_a_native_config_becomes_canonical(tmp_path: Path) -> None:
+def test_a_config_is_read_completely(tmp_path: Path) -> None:
     assert read(tmp_path, VANILLA) == DSparkConfig(
         hidden_size=64,
         intermediate_size=128,
@@ -66,7 +66,7 @@ def test_every_reference_config_is_read(name: str) -> None:
     assert config.aux_size == 64 * len(config.tap_layers)
 
 
-def test_rank_zero_is_dflash_whatever_the_head_type_says(tmp_path: Path) -> None:
+def test_rank_zero_is_dflash_with_any_head_type(tmp_path: Path) -> None:
     config = changed(markov_rank=0, markov_head_type="strange", enable_confidence_head=False)
     found = read(tmp_path, config)
     assert (found.markov_kind, found.markov_rank) == (None, 0)
@@ -77,7 +77,7 @@ def test_an_absent_confidence_switch_means_on(tmp_path: Path) -> None:
     assert read(tmp_path, without("enable_confidence_head")).has_confidence_head
 
 
-def test_the_other_convention_may_be_declared_and_has_a_token_less(tmp_path: Path) -> None:
+def test_without_sample_from_anchor_a_block_has_one_token_less(tmp_path: Path) -> None:
     found = read(tmp_path, changed(sample_from_anchor=False))
     assert (found.num_slots, found.block_size, found.sample_from_anchor) == (5, 4, False)
 
@@ -88,7 +88,7 @@ def test_draft_fields_may_be_nested_as_other_engines_write_them(tmp_path: Path, 
     assert read(tmp_path, nested) == read(tmp_path, VANILLA)
 
 
-def test_draft_fields_may_bear_a_prefix(tmp_path: Path) -> None:
+def test_draft_fields_may_have_a_prefix(tmp_path: Path) -> None:
     prefixed = without(*DRAFT_FIELDS) | {f"dspark_{name}": VANILLA[name] for name in DRAFT_FIELDS}
     assert read(tmp_path, prefixed) == read(tmp_path, VANILLA)
 
@@ -111,7 +111,7 @@ ROPE_PLACES = {
         "rope_parameters": {"full_attention": {"rope_theta": 5e5, "rope_type": "default"}}
     },
     "the top level": {"rope_theta": 500000, "rope_scaling": None},
-    "the top level, beside a default scaling": {
+    "the top level, with a default scaling": {
         "rope_theta": 5e5,
         "rope_scaling": {"type": "default"},
     },
@@ -124,7 +124,7 @@ def test_the_base_of_rope_is_found_in(tmp_path: Path, place: str) -> None:
     assert [layer.rope_theta for layer in read(tmp_path, config).layers] == [5e5] * 3
 
 
-def test_the_newer_place_of_rope_wins_over_the_older(tmp_path: Path) -> None:
+def test_rope_parameters_have_priority_over_rope_theta(tmp_path: Path) -> None:
     assert read(tmp_path, changed(rope_theta=1.0)).layers[0].rope_theta == 1e6
 
 
@@ -149,9 +149,7 @@ def test_sliding_layers_have_their_own_window_and_rope(tmp_path: Path) -> None:
         {"sliding_window": 32, "use_sliding_window": False},
     ],
 )
-def test_no_window_is_none_and_never_a_window_of_nothing(
-    tmp_path: Path, fields: dict[str, object]
-) -> None:
+def test_a_null_or_unused_window_is_no_window(tmp_path: Path, fields: dict[str, object]) -> None:
     config = changed(layer_types=["sliding_attention"] * 3, **fields)
     assert [layer.sliding_window for layer in read(tmp_path, config).layers] == [None] * 3
 

@@ -1,4 +1,4 @@
-"""A draft whose weights torchao has quantised."""
+"""A draft with weights quantised by torchao."""
 
 import pytest
 import torch
@@ -14,14 +14,14 @@ quantization = pytest.importorskip("torchao.quantization")
 
 @pytest.fixture
 def networks() -> tuple[DSparkNetwork, DSparkNetwork]:
-    """The same draft, plain and with int8 weights."""
+    """Load the same draft twice: plain, and with int8 weights."""
     _, plain = load_golden("vanilla")
     _, quantised = load_golden("vanilla")
     quantization.quantize_(quantised, quantization.Int8WeightOnlyConfig())
     return plain, quantised
 
 
-def test_it_still_proposes_and_says_why_it_writes_layer_by_layer(
+def test_it_proposes_and_reports_why_it_writes_per_layer(
     networks: tuple[DSparkNetwork, DSparkNetwork],
 ) -> None:
     plain, quantised = networks
@@ -40,13 +40,13 @@ def test_it_still_proposes_and_says_why_it_writes_layer_by_layer(
     assert 0 < (keys - wanted_keys).abs().max() < 0.1 * wanted_keys.abs().max()
 
 
-def test_on_is_refused_for_it(networks: tuple[DSparkNetwork, DSparkNetwork]) -> None:
+def test_it_refuses_mode_on(networks: tuple[DSparkNetwork, DSparkNetwork]) -> None:
     _, quantised = networks
     with pytest.raises(ValueError, match="quantised weight"):
         ContextKVWriter(network=quantised, pool=new_pool(quantised.config), mode="on")
 
 
-def test_one_quantised_layer_is_enough_to_fall_back_at_run_time() -> None:
+def test_one_layer_quantised_at_run_time_makes_writes_per_layer() -> None:
     _, network = load_golden("vanilla")
     writer = ContextKVWriter(network=network, pool=new_pool(network.config), mode="auto")
     assert writer.path == "stacked"

@@ -1,4 +1,4 @@
-"""Checkpoints of vllm-project/speculators: reading them, loading them, refusing them."""
+"""speculators checkpoints: reading, loading and refusing them."""
 
 import logging
 from pathlib import Path
@@ -30,7 +30,7 @@ from tests.support.draft.speculators_files import (
 )
 from tests.support.draft.tiny import CPU
 
-HIDDEN, VOCAB, TARGET_LAYERS, WORDS = 32, 61, 6, 24
+HIDDEN, VOCAB, TARGET_LAYERS, DRAFT_VOCAB = 32, 61, 6, 24
 FACTS = TargetFacts(hidden_size=HIDDEN, num_layers=TARGET_LAYERS, vocab_size=VOCAB)
 
 
@@ -62,7 +62,7 @@ def load(
 
 
 def test_a_speculators_config_becomes_canonical(tmp_path: Path) -> None:
-    draft = draft_of(draft_vocab=WORDS, taps=(0, 2, 5), sample_from_anchor=False)
+    draft = draft_of(draft_vocab=DRAFT_VOCAB, taps=(0, 2, 5), sample_from_anchor=False)
     assert read(draft, tmp_path) == DSparkConfig(
         hidden_size=HIDDEN,
         intermediate_size=INNER,
@@ -81,7 +81,7 @@ def test_a_speculators_config_becomes_canonical(tmp_path: Path) -> None:
         has_confidence_head=True,
         confidence_with_markov=True,
         sample_from_anchor=False,
-        draft_vocab_size=WORDS,
+        draft_vocab_size=DRAFT_VOCAB,
     )
 
 
@@ -93,7 +93,7 @@ def test_eight_slots_are_the_default(tmp_path: Path, samples: bool, block_size: 
     assert (config.num_slots, config.block_size) == (8, block_size)
 
 
-def test_an_absent_convention_is_the_formats_default_and_is_said(
+def test_an_absent_convention_is_the_formats_default_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     draft = draft_of()
@@ -104,9 +104,7 @@ def test_an_absent_convention_is_the_formats_default_and_is_said(
     assert "exported before the field existed were trained with false" in record.getMessage()
 
 
-def test_a_stated_convention_needs_no_note(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_given_convention_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     read(draft_of(), tmp_path)
     assert not caplog.records
 
@@ -120,16 +118,16 @@ def test_layers_left_out_of_the_file_are_those_of_qwen3(tmp_path: Path) -> None:
     assert config.layers[0].rope_theta == 10_000.0
 
 
-@pytest.mark.parametrize("sees_later", [False, True])
-def test_slots_of_sliding_layers_see_no_later_slot_unless_they_are_said_to(
-    tmp_path: Path, sees_later: bool
+@pytest.mark.parametrize("non_causal", [False, True])
+def test_sliding_layers_are_causal_within_a_block_unless_declared_otherwise(
+    tmp_path: Path, non_causal: bool
 ) -> None:
     kinds = ["sliding_attention", "full_attention"]
     fields = {"layer_types": kinds, "use_sliding_window": True, "sliding_window": 7}
-    draft = draft_of(layer_fields=fields, sliding_window_non_causal=sees_later)
+    draft = draft_of(layer_fields=fields, sliding_window_non_causal=non_causal)
     theta = 20000.0
     assert read(draft, tmp_path).layers == (
-        LayerConfig(theta, 7, causal=not sees_later),
+        LayerConfig(theta, 7, causal=not non_causal),
         LayerConfig(theta),
     )
 
@@ -139,16 +137,19 @@ def test_a_draft_vocabulary_as_large_as_the_targets_is_none(tmp_path: Path) -> N
 
 
 KINDS = {
-    "native slots": {},
+    "the anchor predicts a token": {},
     "the anchor predicts nothing": {"sample_from_anchor": False},
     "the anchor predicts nothing, rnn": {"sample_from_anchor": False, "kind": "rnn"},
-    "own words": {"draft_vocab": WORDS},
-    "own words, the anchor predicts nothing": {"draft_vocab": WORDS, "sample_from_anchor": False},
+    "draft vocabulary": {"draft_vocab": DRAFT_VOCAB},
+    "draft vocabulary, the anchor predicts nothing": {
+        "draft_vocab": DRAFT_VOCAB,
+        "sample_from_anchor": False,
+    },
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_loaded_draft_says_what_the_formulas_say(tmp_path: Path, kind: str) -> None:
+def test_a_loaded_draft_proposes_what_the_formulas_give(tmp_path: Path, kind: str) -> None:
     draft = draft_of(**KINDS[kind])  # type: ignore[arg-type]
     network = load(draft, tmp_path)
     with torch.inference_mode():
@@ -159,52 +160,52 @@ def test_a_loaded_draft_says_what_the_formulas_say(tmp_path: Path, kind: str) ->
             probs, _ = naive_predictions(network, hidden, prompt.anchor_id, ids)
             assert probs.argmax(-1).tolist() == ids
             if "draft_vocab" in KINDS[kind]:
-                assert set(ids) <= set(draft.words.tolist())
+                assert set(ids) <= set(draft.target_ids.tolist())
 
 
-def test_the_head_is_the_targets_rows_of_the_drafts_words(tmp_path: Path) -> None:
-    draft = draft_of(draft_vocab=WORDS)
+def test_the_head_is_the_targets_rows_of_the_draft_vocabulary(tmp_path: Path) -> None:
+    draft = draft_of(draft_vocab=DRAFT_VOCAB)
     network = load(draft, tmp_path)
-    assert torch.equal(network.lm_head.weight, embedding()[draft.words])
+    assert torch.equal(network.lm_head.weight, embedding()[draft.target_ids])
     assert network.vocabulary is not None
-    assert torch.equal(network.vocabulary.target_ids, draft.words)
+    assert torch.equal(network.vocabulary.target_ids, draft.target_ids)
 
 
-def test_a_shipped_head_of_own_words_is_taken_before_the_targets_rows(tmp_path: Path) -> None:
-    draft = draft_of(draft_vocab=WORDS)
-    own = torch.randn(WORDS, HIDDEN)
+def test_the_checkpoints_head_has_priority_over_the_targets_rows(tmp_path: Path) -> None:
+    draft = draft_of(draft_vocab=DRAFT_VOCAB)
+    own = torch.randn(DRAFT_VOCAB, HIDDEN)
     draft.tensors["lm_head.weight"] = own
     assert torch.equal(load(draft, tmp_path).lm_head.weight, own)
 
 
 class _Packed(nn.Parameter):
-    """What a quantised target has in the place of a plain matrix."""
+    """Stands in for a packed matrix of a quantised target."""
 
 
-def test_own_words_beside_a_quantised_head_must_bring_their_rows(tmp_path: Path) -> None:
-    draft = draft_of(draft_vocab=WORDS)
+def test_a_draft_vocabulary_needs_its_head_if_the_target_is_quantised(tmp_path: Path) -> None:
+    draft = draft_of(draft_vocab=DRAFT_VOCAB)
     with pytest.raises(DraftLoadError, match=r"draft lm_head.weight: found nothing"):
         load(draft, tmp_path, lm_head=_Packed(embedding()))
 
 
 def test_the_mask_may_be_left_out(tmp_path: Path) -> None:
-    draft = draft_of(draft_vocab=WORDS)
+    draft = draft_of(draft_vocab=DRAFT_VOCAB)
     del draft.tensors["t2d"]
-    assert load(draft, tmp_path).lm_head.weight.shape == (WORDS, HIDDEN)
+    assert load(draft, tmp_path).lm_head.weight.shape == (DRAFT_VOCAB, HIDDEN)
 
 
-def test_copies_of_the_verifier_are_passed_over(tmp_path: Path) -> None:
+def test_copies_of_the_verifier_are_ignored(tmp_path: Path) -> None:
     draft = draft_of()
     draft.tensors["verifier_norm.weight"] = torch.ones(HIDDEN)
     draft.tensors["verifier_lm_head.weight"] = torch.ones(VOCAB, HIDDEN)
     load(draft, tmp_path)
 
 
-def test_maps_of_a_whole_vocabulary_may_only_say_that_it_is_one(tmp_path: Path) -> None:
+def test_maps_of_the_whole_vocabulary_must_be_the_identity(tmp_path: Path) -> None:
     draft = draft_of()
-    draft.set_words(torch.arange(VOCAB))
+    draft.set_vocabulary(torch.arange(VOCAB))
     assert load(draft, tmp_path).vocabulary is None
-    draft.set_words(torch.arange(VOCAB).flip(0))
+    draft.set_vocabulary(torch.arange(VOCAB).flip(0))
     del draft.tensors["t2d"]
     with pytest.raises(DraftLoadError, match="draft d2t: found offsets, accepted: zeros"):
         load(draft, tmp_path)
@@ -252,9 +253,9 @@ def test_a_config_without_layers_is_refused(tmp_path: Path) -> None:
     assert_names(refusal.value, "transformer_layer_config")
 
 
-def _spoil(draft: SpeculatorsDraft, name: str) -> str:
-    """Break the maps in one way; the field that must be named."""
-    tensors, words = draft.tensors, draft.words
+def _break_maps(draft: SpeculatorsDraft, name: str) -> str:
+    """Break the maps in one way; return the field that the error must name."""
+    tensors, target_ids = draft.tensors, draft.target_ids
     match name:
         case "no offsets":
             del tensors["d2t"]
@@ -280,14 +281,14 @@ def _spoil(draft: SpeculatorsDraft, name: str) -> str:
         case "a short mask":
             tensors["t2d"] = tensors["t2d"][1:].clone()
             return "t2d"
-        case "a mask of other words":
-            tensors["t2d"][words[0]], tensors["t2d"][words[0] + 1] = False, True
+        case "a mask of other tokens":
+            tensors["t2d"][target_ids[0]], tensors["t2d"][target_ids[0] + 1] = False, True
             return "t2d"
-        case "words in another order":
-            order = torch.tensor([1, 0, *range(2, WORDS)])
-            tensors["d2t"] = words[order] - torch.arange(WORDS)
+        case "tokens in another order":
+            order = torch.tensor([1, 0, *range(2, DRAFT_VOCAB)])
+            tensors["d2t"] = target_ids[order] - torch.arange(DRAFT_VOCAB)
             return "t2d"
-        case "a head of all words":
+        case "a head of the whole vocabulary":
             tensors["lm_head.weight"] = torch.ones(VOCAB, HIDDEN)
             return "lm_head.weight"
     raise AssertionError(name)
@@ -304,14 +305,14 @@ def _spoil(draft: SpeculatorsDraft, name: str) -> str:
         "a target id twice",
         "a mask of integers",
         "a short mask",
-        "a mask of other words",
-        "words in another order",
-        "a head of all words",
+        "a mask of other tokens",
+        "tokens in another order",
+        "a head of the whole vocabulary",
     ],
 )
 def test_maps_that_do_not_fit_are_refused(tmp_path: Path, name: str) -> None:
-    draft = draft_of(draft_vocab=WORDS)
-    field = _spoil(draft, name)
+    draft = draft_of(draft_vocab=DRAFT_VOCAB)
+    field = _break_maps(draft, name)
     with pytest.raises(DraftLoadError) as refusal:
         load(draft, tmp_path)
     assert_names(refusal.value, field)

@@ -1,4 +1,4 @@
-"""Other linear layers in the place of the plain ones."""
+"""Replacing the network's linear layers."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.support.draft.tiny import random_network
 
 
 class _Other(nn.Module):
-    """The same product with its matrix laid out in another way."""
+    """Computes the same product from a transposed matrix."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -27,7 +27,9 @@ def network() -> DSparkNetwork:
     return random_network()
 
 
-def test_every_product_but_the_confidence_row_can_be_replaced(network: DSparkNetwork) -> None:
+def test_every_linear_layer_except_the_confidence_head_can_be_replaced(
+    network: DSparkNetwork,
+) -> None:
     prompts = prompts_of(network, [9, 23])
     plain = Served(network, prompts)
     expected = plain.proposer.propose(plain.request())

@@ -1,4 +1,4 @@
-"""Rotation by position."""
+"""Rotary position embedding."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_position_zero_changes_nothing() -> None:
     assert torch.equal(rotate(x, RotaryTable(**TABLE).at(torch.tensor([0]))), x)
 
 
-def test_the_first_half_turns_with_the_second() -> None:
+def test_the_first_half_is_paired_with_the_second() -> None:
     x = torch.tensor([[[1.0, 0, 0, 0, 0, 0, 0, 0]]])
     turned = rotate(x, RotaryTable(**TABLE).at(torch.tensor([1])))[0, 0]
     expected = torch.zeros(8)

@@ -1,4 +1,4 @@
-"""Inverse CDF: the drawn token, its edges, and its distribution."""
+"""Inverse CDF sampling: tokens, edge cases and distribution."""
 
 import pytest
 import torch
@@ -29,14 +29,14 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
         assert (probs.gather(1, drawn[:, None]) > 0).all()
 
 
-def test_a_total_that_is_not_quite_one_is_taken_for_one() -> None:
+def test_probabilities_are_normalised_by_their_sum() -> None:
     probs = torch.tensor([1.0, 3.0])
     uniforms = torch.tensor([0.2, 0.3], dtype=torch.float64)
     assert inverse_cdf(probs.expand(2, 2), uniforms).tolist() == [0, 1]
 
 
 def test_a_large_vocabulary_does_not_lose_its_tail() -> None:
-    """In float32 a running sum of ten million equal shares stops growing half way."""
+    """In float32 a running sum of ten million equal probabilities stops growing half way."""
     probs = torch.full((1 << 22,), 1.0 / (1 << 22))
     middle = torch.tensor(0.75, dtype=torch.float64)
     assert inverse_cdf(probs, middle) == 3 << 20
@@ -47,7 +47,7 @@ def test_leading_dimensions_are_kept() -> None:
     assert inverse_cdf(probs, torch.rand(2, 3).double()).shape == (2, 3)
 
 
-def test_what_is_not_a_number_still_gives_a_token_of_the_vocabulary() -> None:
+def test_nan_probabilities_give_a_valid_token_id() -> None:
     drawn = inverse_cdf(torch.full((5,), float("nan")), torch.tensor(0.5, dtype=torch.float64))
     assert 0 <= int(drawn) < 5
 

@@ -30,7 +30,7 @@ def test_greedy_tokens_are_the_argmax_of_the_corrected_logits(kind: str | None) 
 
 
 @pytest.mark.parametrize("kind", [None, *KINDS])
-def test_the_probs_are_those_of_the_corrected_logits_at_the_rows_temperature(
+def test_probs_are_the_softmax_of_the_corrected_logits_at_the_rows_temperature(
     kind: str | None,
 ) -> None:
     head, (hidden, logits, anchors) = head_of(kind), random_block(4)
@@ -56,7 +56,7 @@ def test_greedy_rows_of_a_mixed_batch_are_those_of_a_greedy_batch(kind: str | No
 
 @pytest.mark.parametrize("kind", [None, *KINDS])
 @pytest.mark.parametrize("temperature", [0.7, 1.5])
-def test_pairs_of_drawn_tokens_follow_the_distributions_that_came_with_them(
+def test_pairs_of_drawn_tokens_follow_the_returned_distributions(
     kind: str | None, temperature: float
 ) -> None:
     num = 40_000

@@ -1,4 +1,4 @@
-"""One draft pass: what it depends on, and what it must not depend on."""
+"""Proposals equal the formulas, and do not depend on batch, pages or earlier passes."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,9 +33,9 @@ CONFIGS = {
         has_confidence_head=False,
         confidence_with_markov=False,
     ),
-    "a vocabulary of its own": tiny_config(draft_vocab_size=23),
-    "a vocabulary of its own, rnn": tiny_config(draft_vocab_size=23, markov_kind="rnn"),
-    "all of it": tiny_config(
+    "a draft vocabulary": tiny_config(draft_vocab_size=23),
+    "a draft vocabulary, rnn": tiny_config(draft_vocab_size=23, markov_kind="rnn"),
+    "all options": tiny_config(
         sample_from_anchor=False,
         draft_vocab_size=23,
         markov_kind="gated",
@@ -59,7 +59,7 @@ def all_rows(served: Served, *, temperature: float = 1.0) -> BlockSampling:
     return sample_rows(range(len(served.prompts)), served.block_size, temperature=temperature)
 
 
-def test_a_block_is_what_the_formulas_say(network: DSparkNetwork) -> None:
+def test_a_sampled_block_follows_the_formulas(network: DSparkNetwork) -> None:
     for prompt in prompts_of(network, LENGTHS):
         served = Served(network, [prompt])
         sampling = replace(all_rows(served), uniforms=torch.zeros(1, served.block_size).double())
@@ -71,7 +71,7 @@ def test_a_block_is_what_the_formulas_say(network: DSparkNetwork) -> None:
 def _assert_follows(
     network: DSparkNetwork, hidden: torch.Tensor, anchor_id: int, block: DraftBlock
 ) -> None:
-    """The probabilities and confidences of a drawn block, from its hidden states [N, E]."""
+    """Compare a block's probabilities and confidences with those of its hidden states [N, E]."""
     assert block.draft_probs is not None
     ids = block.draft_ids[0].tolist()
     probs, confidence = naive_predictions(network, hidden, anchor_id, ids)
@@ -83,7 +83,7 @@ def _assert_follows(
         torch.testing.assert_close(block.confidence_logits[0], confidence, rtol=1e-4, atol=1e-4)
 
 
-def test_a_greedy_block_is_what_the_formulas_say(network: DSparkNetwork) -> None:
+def test_a_greedy_block_follows_the_formulas(network: DSparkNetwork) -> None:
     for prompt in prompts_of(network, LENGTHS):
         served = Served(network, [prompt])
         ids = served.proposer.propose(served.request()).draft_ids[0].tolist()
@@ -92,22 +92,22 @@ def test_a_greedy_block_is_what_the_formulas_say(network: DSparkNetwork) -> None
         assert probs.argmax(-1).tolist() == ids
 
 
-def test_tokens_are_drawn_from_the_very_distribution_that_is_reported(
+def test_tokens_are_drawn_from_the_reported_distribution(
     network: DSparkNetwork,
 ) -> None:
-    """Whatever the uniform: the token of a slot is the inverse CDF over the draft's own words."""
+    """Every token is the inverse CDF of its uniform over the draft vocabulary."""
     prompt = prompts_of(network, [9])[0]
     served = Served(network, [prompt])
-    words = torch.arange(network.config.vocab_size)
+    target_ids = torch.arange(network.config.vocab_size)
     if network.vocabulary is not None:
-        words = network.vocabulary.target_ids
+        target_ids = network.vocabulary.target_ids
     for uniform in (0.0, 0.3, 0.7, 0.999):
         uniforms = torch.full((1, served.block_size), uniform, dtype=torch.float64)
         block = served.proposer.propose(
             served.request(replace(all_rows(served), uniforms=uniforms))
         )
         assert block.draft_probs is not None
-        drawn = words[inverse_cdf(block.draft_probs[..., words], uniforms)]
+        drawn = target_ids[inverse_cdf(block.draft_probs[..., target_ids], uniforms)]
         assert torch.equal(drawn, block.draft_ids)
         torch.testing.assert_close(block.draft_probs.sum(-1), torch.ones(1, served.block_size))
 
@@ -159,14 +159,14 @@ def probs_of(served: Served, *, shift: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
-def test_a_block_one_position_off_is_another_block(shift: int) -> None:
+def test_a_block_depends_on_its_position(shift: int) -> None:
     network = random_network()
     served = Served(network, prompts_of(network, [9, 23, 4]))
     here, there = probs_of(served), probs_of(served, shift=shift)
     assert ((here - there).abs().amax(-1) > 1e-4).all()
 
 
-def test_context_one_position_off_is_another_context() -> None:
+def test_context_depends_on_its_positions() -> None:
     network = random_network()
     served = Served(network, prompts_of(network, [9]))
     before = probs_of(served)
@@ -175,7 +175,7 @@ def test_context_one_position_off_is_another_context() -> None:
     assert (probs_of(served) - before).abs().max() > 1e-4
 
 
-def test_context_in_another_order_is_the_same_context() -> None:
+def test_context_does_not_depend_on_the_order_of_its_tokens() -> None:
     network = random_network()
     served = Served(network, prompts_of(network, [23]))
     before = probs_of(served)
@@ -185,7 +185,7 @@ def test_context_in_another_order_is_the_same_context() -> None:
     torch.testing.assert_close(probs_of(served), before, rtol=1e-4, atol=1e-6)
 
 
-def test_a_pass_leaves_context_alone_and_reads_nothing_of_the_pass_before() -> None:
+def test_a_pass_changes_no_context_and_reads_no_earlier_pass() -> None:
     network = random_network()
     served = Served(network, prompts_of(network, [9, 23]))
     slots = torch.cat([slots_of(t, 0, n) for t, n in zip(served.tables, (9, 23), strict=True)])
@@ -217,7 +217,7 @@ def test_the_last_block_may_reach_past_the_longest_sequence() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_draft_in_half_precision_guesses_nearly_the_same(dtype: torch.dtype) -> None:
+def test_a_draft_in_half_precision_has_nearly_the_same_distributions(dtype: torch.dtype) -> None:
     network = random_network()
     prompts = prompts_of(network, [9, 23])
     served = Served(network, prompts)
@@ -228,7 +228,7 @@ def test_a_draft_in_half_precision_guesses_nearly_the_same(dtype: torch.dtype) -
     assert (found - expected).abs().max() < 0.1
 
 
-def test_a_block_of_the_wrong_width_is_our_own_mistake() -> None:
+def test_a_request_of_the_wrong_width_is_an_assertion_error() -> None:
     network = random_network()
     served = Served(network, prompts_of(network, [9]))
     narrow = block_request([1], [9], served.tables, num_slots=served.num_slots - 1)

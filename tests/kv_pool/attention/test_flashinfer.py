@@ -172,7 +172,7 @@ def test_the_plan_of_every_capture_size_fits_into_the_workspace(
         given = workspace_bytes(**shape, fixed_rows=size * width, fixed_sequences=size)
         for known in (True, False):
             lens = [width] * size
-            assert scratch_bytes(query_lens=lens, **shape, knows_equal_windows=known) <= given
+            assert scratch_bytes(query_lens=lens, **shape, has_uniform_q_len=known) <= given
 
 
 def test_the_initial_workspace_holds_128_windows_of_the_released_pair() -> None:

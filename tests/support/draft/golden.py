@@ -1,4 +1,4 @@
-"""Reference numbers of the original implementation; tests/golden/README.md says what they are."""
+"""Loads golden numbers of the original implementation; see tests/golden/README.md."""
 
 import json
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ FOLDERS = sorted(path.name for path in GOLDEN.iterdir() if (path / "config.json"
 
 @dataclass(frozen=True)
 class Round:
-    """One block, and the tokens that became context just before it."""
+    """Holds one block and the context tokens written just before it."""
 
     start: int  # position of the first of those tokens
     anchor: int  # position of the anchor
@@ -28,7 +28,7 @@ class Round:
 
 
 def facts_of(folder: Path) -> TargetFacts:
-    """The target that a checkpoint was made for."""
+    """Describe the target of a golden checkpoint."""
     config = json.loads((folder / "config.json").read_text())
     return TargetFacts(
         hidden_size=config["hidden_size"],
@@ -40,7 +40,7 @@ def facts_of(folder: Path) -> TargetFacts:
 def load_golden(
     name: str, *, dtype: torch.dtype = torch.float32
 ) -> tuple[DSparkConfig, DSparkNetwork]:
-    """The checkpoint, as if its own copies of embedding and head were the target's."""
+    """Load a checkpoint; its copies of embedding and head serve as the target's."""
     folder = GOLDEN / name
     config = read_config(folder, target=facts_of(folder))
     weights = load_file(folder / "model.safetensors")
@@ -68,7 +68,7 @@ def rounds_of(name: str) -> list[Round]:
 
 
 def assert_golden(found: Tensor, golden: Tensor) -> None:
-    """1e-5 of the largest magnitude, which is what the reference promises in float32."""
+    """Check a float32 tensor to 1e-5 of its largest magnitude, the reference's tolerance."""
     assert found.shape == golden.shape
     worst = (found - golden).abs().max() / golden.abs().max()
     assert worst <= 1e-5, f"off by {worst:.2e} of the largest magnitude"

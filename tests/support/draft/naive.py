@@ -1,4 +1,4 @@
-"""The draft written out plainly, one sequence at a time, densely and in float64."""
+"""Computes the draft by its formulas: one sequence at a time, dense, in float64."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from draft.network.norm import RMSNorm
 def naive_context(
     network: DSparkNetwork, aux_hidden: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values of context tokens: [L, N, H, D] each."""
+    """Compute keys and values of context tokens: [L, N, H, D] each."""
     network = _double(network)
     context = _norm(network.fc(aux_hidden.double()), network.hidden_norm)
     pairs = [_keys_values(attention, context, positions) for attention in network.attentions]
@@ -21,7 +21,7 @@ def naive_context(
 
 
 def naive_hidden(network: DSparkNetwork, aux_hidden: Tensor, anchor_id: int) -> Tensor:
-    """Hidden states [N, E] of the block after a context of len(aux_hidden) tokens."""
+    """Compute hidden states [N, E] of the block after a context of len(aux_hidden) tokens."""
     keys, values = naive_context(network, aux_hidden, torch.arange(len(aux_hidden)))
     network, config = _double(network), network.config
     anchor, width = len(aux_hidden), _num_slots(network)
@@ -50,15 +50,15 @@ def naive_hidden(network: DSparkNetwork, aux_hidden: Tensor, anchor_id: int) -> 
 def naive_predictions(
     network: DSparkNetwork, hidden: Tensor, anchor_id: int, draft_ids: Sequence[int]
 ) -> tuple[Tensor, Tensor | None]:
-    """Probabilities [K, V] and confidence logits [K] of a block that took these tokens.
+    """Compute probabilities [K, V] and confidence logits [K] of a block with these tokens.
 
-    Written by the table of conventions: with sample_from_anchor slot j is about the token at
-    j + 1 from the anchor, without it about the one at j. The token before that one feeds the
-    Markov head; before the anchor's own place there is none, and the anchor stands in.
+    With sample_from_anchor slot j predicts the token at anchor + j + 1, without it the token at
+    anchor + j. The token before that one feeds the Markov head; for the anchor's position it is
+    the anchor.
     """
     config = network.config
     tokens = [anchor_id, *draft_ids]
-    words = network.vocabulary.target_ids if network.vocabulary else None
+    target_ids = network.vocabulary.target_ids if network.vocabulary else None
     probs, confidences, state = [], [], None
     for slot in range(len(hidden)):
         place = slot + 1 if config.sample_from_anchor else slot
@@ -70,10 +70,10 @@ def naive_predictions(
         if place == 0:
             continue
         q = torch.softmax(logits, -1)
-        if words is not None:
+        if target_ids is not None:
             whole = torch.zeros(config.vocab_size)
-            for word, chance in zip(words.tolist(), q, strict=True):
-                whole[word] = chance
+            for target_id, probability in zip(target_ids.tolist(), q, strict=True):
+                whole[target_id] = probability
             q = whole
         probs.append(q)
         if network.confidence_head is not None:
@@ -91,7 +91,7 @@ def _num_slots(network: DSparkNetwork) -> int:
 
 
 def _double(network: DSparkNetwork) -> DSparkNetwork:
-    """A copy in float64; rotation here is computed anew, not looked up."""
+    """Copy the network in float64; rotations are computed here, not looked up."""
     twin = DSparkNetwork(network.config, max_positions=1, device=torch.device("cpu")).double()
     for mine, theirs in zip(twin.attentions, network.attentions, strict=True):
         mine.rotary, mine.k_norm.eps = theirs.rotary, theirs.k_norm.eps

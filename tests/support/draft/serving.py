@@ -1,4 +1,4 @@
-"""A proposer over a pool, with sequences whose contexts are written."""
+"""Builds a proposer over a pool, with sequences whose context KV is written."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from tests.support.draft.tiny import (
 
 @dataclass(frozen=True)
 class Prompt:
-    """A sequence about to be drafted for: the taps of its context, and its anchor."""
+    """Holds a sequence to draft for: the taps of its context, and its anchor."""
 
     aux_hidden: Tensor  # [a, A]
     anchor_id: int
@@ -42,7 +42,7 @@ def prompts_of(network: DSparkNetwork, context_lens: Sequence[int]) -> list[Prom
 
 
 class Served:
-    """Everything that an engine would hold for these sequences."""
+    """Holds pool, proposer and page tables of some sequences, as an engine does."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Served:
 
 
 def one_block(request: BlockRequest, b: int) -> BlockRequest:
-    """One of its blocks alone, which takes the argmax."""
+    """Select one block of a request, greedy."""
     return BlockRequest(
         anchor_ids=request.anchor_ids[b : b + 1],
         anchor_positions=request.anchor_positions[b : b + 1],
@@ -97,7 +97,7 @@ def one_block(request: BlockRequest, b: int) -> BlockRequest:
 
 
 def sample_rows(rows: Sequence[int], block_size: int, *, temperature: float = 1.0) -> BlockSampling:
-    """Each row's uniforms are its own, wherever it stands in the batch."""
+    """Sample the given rows; a row's uniforms do not depend on the batch."""
     uniforms = [
         torch.rand(block_size, dtype=torch.float64, generator=torch.Generator().manual_seed(row))
         for row in rows

@@ -1,4 +1,4 @@
-"""Random checkpoints in the layout of vllm-project/speculators."""
+"""Builds random checkpoints in the format of vllm-project/speculators."""
 
 import json
 from pathlib import Path
@@ -12,9 +12,9 @@ NUM_LAYERS, HEADS, KV_HEADS, DIM, INNER, RANK = 2, 4, 2, 12, 64, 8
 
 
 class SpeculatorsDraft:
-    """A checkpoint in memory, to be spoilt before it is saved.
+    """Holds a checkpoint in memory; tests may change it before they save it.
 
-    Every second token of the target, from the first, is a word of the draft.
+    The draft vocabulary is every second token of the target, from the first.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SpeculatorsDraft:
             "num_hidden_layers": NUM_LAYERS,
             "num_key_value_heads": KV_HEADS,
             "rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"},
-            "tie_word_embeddings": True,  # the target's, which says nothing about the draft
+            "tie_word_embeddings": True,  # of the target: not about the draft
             "vocab_size": vocab,
             **(layer_fields or {}),
         }
@@ -64,14 +64,14 @@ class SpeculatorsDraft:
         }
         self.tensors = self._tensors(kind, len(taps))
         if draft_vocab is not None:
-            self.set_words(torch.arange(draft_vocab) * 2 % vocab)
+            self.set_vocabulary(torch.arange(draft_vocab) * 2 % vocab)
 
     @property
-    def words(self) -> Tensor:
-        """Target ids by draft id."""
+    def target_ids(self) -> Tensor:
+        """Return the target id of each draft id."""
         return torch.arange(self.num_outputs) + self.tensors["d2t"]
 
-    def set_words(self, target_ids: Tensor) -> None:
+    def set_vocabulary(self, target_ids: Tensor) -> None:
         mask = torch.zeros(self.vocab, dtype=torch.bool)
         mask[target_ids] = True
         self.tensors["d2t"] = target_ids - torch.arange(len(target_ids))

@@ -1,4 +1,4 @@
-"""Small random drafts, and sequences of them in a pool whose pages lie in disorder."""
+"""Builds small random drafts, and sequences on shuffled pages."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ def tiny_config(**changes: object) -> DSparkConfig:
 def random_network(
     config: DSparkConfig = CONFIG, *, seed: int = 0, max_positions: int = 64
 ) -> DSparkNetwork:
-    """Every parameter distinct, norm weights and biases too."""
+    """Build a network with distinct random parameters, norm weights and biases included."""
     generator = torch.Generator().manual_seed(seed)
     network = DSparkNetwork(config, max_positions=max_positions, device=CPU)
     with torch.no_grad():
@@ -49,8 +49,8 @@ def random_network(
             else:
                 parameter.copy_(noise * 0.3)
         if network.vocabulary is not None:
-            words = torch.randperm(config.vocab_size, generator=generator)[: config.num_outputs]
-            network.vocabulary.target_ids.copy_(words.sort().values)
+            tokens = torch.randperm(config.vocab_size, generator=generator)[: config.num_outputs]
+            network.vocabulary.target_ids.copy_(tokens.sort().values)
     return network.requires_grad_(False).eval()
 
 
@@ -71,7 +71,7 @@ def reference_attention(pool: KVPool) -> ReferenceAttention:
 
 
 def shuffled_tables(pool: KVPool, lengths: Sequence[int], *, seed: int = 0) -> list[PageTable]:
-    """A page table for each sequence, its pages drawn from all over the pool."""
+    """Build a page table for each sequence, on random pages of the pool."""
     generator = torch.Generator().manual_seed(seed)
     free = torch.randperm(pool.num_pages, generator=generator).tolist()
     tables = []
@@ -109,6 +109,6 @@ def block_request(
 
 
 def parameter_bytes(module: nn.Module) -> int:
-    """Of the storages behind the parameters, each counted once."""
+    """Count the bytes of the parameters' storages, each once."""
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in module.parameters()}
     return sum(storage.nbytes() for storage in storages.values())

@@ -1,7 +1,7 @@
-"""A FlashInfer wrapper that computes dense attention from the very arrays that it was planned with.
+"""A fake FlashInfer wrapper that computes dense attention from the arrays of its plan.
 
-It keeps to FlashInfer's rules: plans are written into a graph's buffers, which never grow; a run
-reads what the latest plan left there; a graph's batch size stands still.
+It follows FlashInfer's rules: plans are written into a graph's buffers, which never grow; a run
+reads the latest plan; a graph's batch size is fixed.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class FakeWrapper:
-    """Stands for flashinfer.BatchPrefillWithPagedKVCacheWrapper."""
+    """Replaces flashinfer.BatchPrefillWithPagedKVCacheWrapper."""
 
     made: list["FakeWrapper"]
 
@@ -37,7 +37,7 @@ class FakeWrapper:
             paged_kv_last_page_len_buf,
         )
         self._is_fixed = use_cuda_graph
-        assert backend == "fa2", "others have kernels that are built when a long prompt comes"
+        assert backend == "fa2", "other backends compile a kernel at the first long prompt"
         if use_cuda_graph:
             assert all(buffer is not None for buffer in self._buffers)
 
@@ -114,11 +114,11 @@ class FakeWrapper:
 
 
 class HintedWrapper(FakeWrapper):
-    """As of 0.7, whose plan takes the number of queries that every sequence has in a graph."""
+    """Behaves as 0.7, whose plan takes the query length of all sequences in a graph."""
 
     def plan(self, *arrays: Tensor, uniform_q_len: int | None = None, **kind: Any) -> None:
         if self._is_fixed:
-            assert uniform_q_len is not None, "the hint is free"
+            assert uniform_q_len is not None, "a graph's plan must pass it"
             starts = arrays[0]
             assert (starts[1:] - starts[:-1] == uniform_q_len).all()
         else:
@@ -133,9 +133,9 @@ def scratch_bytes(
     num_kv_heads: int,
     head_dim: int,
     multiprocessors: int,
-    knows_equal_windows: bool,
+    has_uniform_q_len: bool,
 ) -> int:
-    """What a graph's plan takes of the workspace, by FlashInfer's own rules (scheduler.cuh)."""
+    """Count the workspace bytes of a graph's plan by FlashInfer's rules (scheduler.cuh)."""
     group, rows, count = num_qo_heads // num_kv_heads, sum(query_lens), len(query_lens)
 
     def tile_for(packed: int) -> int:
@@ -143,7 +143,7 @@ def scratch_bytes(
             return 128
         return 64 if packed > 16 else 16
 
-    if knows_equal_windows:
+    if has_uniform_q_len:
         packed = query_lens[0] * group
         tile = tile_for(packed)
         tiles = count * -(-packed // tile)
