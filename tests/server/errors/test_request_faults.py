@@ -1,4 +1,4 @@
-"""A request whose code breaks inside the engine gets a 500; requests beside it are served."""
+"""A request whose code breaks inside the engine gets a 500; other requests are served."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from unittest.mock import patch
 import httpx
 import pytest
 
-from server.generation.stop_strings import StopStrings
+from server.generation.stop_strings import StopStringScanner
 from tests.support.server.responses import error_of
 from tests.support.server.tiny_service import TinyService, tiny_service
 
@@ -18,16 +18,16 @@ BODY = {"prompt": "abc", "max_tokens": 40, "temperature": 0, "stop": ["@@@"]}
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyService]:
-    feed = StopStrings.feed
+    feed = StopStringScanner.feed
 
-    def broken(self: StopStrings, token_id: int) -> str | None:
+    def broken(self: StopStringScanner, token_id: int) -> str | None:
         match = feed(self, token_id)
-        if self._num_short == -10:
+        if self._num_remaining == -10:
             raise ZeroDivisionError("secret detail")
         return match
 
     with (
-        patch.object(StopStrings, "feed", broken),
+        patch.object(StopStringScanner, "feed", broken),
         tiny_service(tmp_path_factory.mktemp("faults")) as tiny,
     ):
         yield tiny
@@ -46,7 +46,7 @@ def check_log(message: str, caplog: pytest.LogCaptureFixture) -> None:
     assert "secret detail" in caplog.text
 
 
-def test_a_request_that_breaks_is_a_500_and_those_beside_it_are_served(
+def test_a_request_that_breaks_is_a_500_and_others_are_served(
     service: TinyService, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = {**BODY, "max_tokens": 8}
