@@ -1,4 +1,4 @@
-"""What a device has to offer beyond PyTorch: attention, the context kernel, graphs; or why not."""
+"""Chooses a device's attention, context kernel and graph capture, with reasons for what is off."""
 
 import logging
 from collections.abc import Callable
@@ -21,22 +21,30 @@ MakeAttention = Callable[[int], AttentionBackend]  # page size, in tokens
 
 @dataclass(frozen=True, slots=True)
 class DeviceBackend:
-    """One value for all that depends on the device. Each model gets an attention of its own."""
+    """Holds what depends on the device. make_attention makes one attention for each model."""
 
     make_attention: MakeAttention
     attention: str
-    attention_reason: str | None  # why it is none of the faster ones
-    attention_demanded: bool  # by name: then nothing else will do
+    attention_reason: str | None  # why no faster one is used
+    attention_demanded: bool  # the config names it, so it is never replaced
     context_kernel: ContextKernel | None
     context_reason: str | None  # why context_kernel is None
     capturer: GraphCapturer | None
     graphs_reason: str | None  # why capturer is None
 
-    def slower(self, reason: str, device: torch.device) -> "DeviceBackend":
-        """The same with the next best attention, for a reason.
+    def slower(self, model: str, problem: object, device: torch.device) -> "DeviceBackend":
+        """Replace an attention that fails for a model ("target" or "draft") by the next best one.
 
-        Reference attention comes last, and graphs cannot hold it.
+        Reference attention comes last, and graphs cannot capture it. Raises LoadError when the
+        config names the attention.
         """
+        if self.attention_demanded:
+            raise LoadError(
+                f"attention.backend: found {self.attention}, which fails for this {model}: "
+                f"{problem}; accepted: auto, reference"
+            )
+        logger.warning("attention by %s is not used: %s", self.attention, problem)
+        reason = f"{self.attention} attention fails for this {model}"
         is_cuda = device.type == "cuda"
         if self.attention == "flashinfer" and _why_no_package("triton", is_cuda=is_cuda) is None:
             return replace(
@@ -56,9 +64,9 @@ class DeviceBackend:
 
 
 def choose_device_backend(config: EngineConfig, device: torch.device) -> DeviceBackend:
-    """The best for a device among what is installed and wanted.
+    """Choose the fastest installed parts that the config allows.
 
-    Raises LoadError when an attention is named that cannot be had.
+    Raises LoadError when the config names an attention that is not available.
     """
     is_cuda = device.type == "cuda"
     name, reason = _attention_name(config, is_cuda=is_cuda)
@@ -77,17 +85,17 @@ def choose_device_backend(config: EngineConfig, device: torch.device) -> DeviceB
 
 
 def _attention_name(config: EngineConfig, *, is_cuda: bool) -> tuple[str, str | None]:
-    """The attention to try, and why none of the faster ones."""
+    """Choose the attention to try first, and the reason why no faster one is tried."""
     wanted = config.attention_backend
     if wanted == "reference":
         return wanted, "attention.backend is 'reference'"
-    missing = {
-        name: _why_no_package(package, is_cuda=is_cuda)
-        for name, package in (("flashinfer", "flashinfer"), ("triton", "triton"))
-    }
+    missing = {name: _why_no_package(name, is_cuda=is_cuda) for name in ("flashinfer", "triton")}
     if wanted != "auto":
-        if missing[wanted] is not None:
-            raise LoadError(f"attention.backend is {wanted!r}, but {missing[wanted]}")
+        reason = missing[wanted]
+        if reason is not None:
+            raise LoadError(
+                f"attention.backend: found {wanted}, but {reason}; accepted: auto, reference"
+            )
         return wanted, None
     if config.dtype == "float32" and missing["triton"] is None:
         return "triton", None  # flashinfer has no kernels for it
@@ -104,7 +112,7 @@ def _why_no_package(package: str, *, is_cuda: bool) -> str | None:
 
 
 def _attention_maker(name: str, device: torch.device) -> MakeAttention:
-    # Imported here: neither package is there on every machine.
+    # Imported here: both packages are optional.
     if name == "triton":
         from kv_pool.attention.triton_attention import TritonAttention
 
@@ -115,13 +123,16 @@ def _attention_maker(name: str, device: torch.device) -> MakeAttention:
 
 
 def _flashinfer_maker(device: torch.device) -> MakeAttention:
-    """All share one workspace, for they run one after another; so it is there to be counted."""
+    """Share one workspace between all attentions, which run one after another.
+
+    It exists before the pool is sized, so its memory is counted.
+    """
     from kv_pool.attention.flashinfer import FlashInferAttention, load_wrapper
     from kv_pool.attention.flashinfer_workspace import Workspace
 
     logger.info(
-        "attention by flashinfer: building its kernels takes minutes, unless an earlier start has "
-        "left them on the disk"
+        "attention by flashinfer: building its kernels takes minutes, unless an earlier start "
+        "has cached them on disk"
     )
 
     @cache

@@ -1,4 +1,4 @@
-"""Chooses how the draft runs: by the fastest kernels that agree with PyTorch."""
+"""Chooses the kernels of the draft: the fastest ones that agree with PyTorch."""
 
 import logging
 from dataclasses import dataclass
@@ -31,18 +31,18 @@ from kv_pool import AttentionBackend, KVPool
 
 logger = logging.getLogger(__name__)
 
-# Relative to the largest magnitude: rounding in another order, or of rows to bfloat16 before they
-# meet matrices of it, which is done where the CPU multiplies pairs.
+# Relative to the largest magnitude: rounding in another order, or of rows to bfloat16 where the
+# CPU multiplies bfloat16 pairs.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
 
 @dataclass(frozen=True, slots=True)
 class DraftPath:
-    """How draft passes run, and why not faster."""
+    """Names what runs draft passes, and why nothing faster does."""
 
-    kernel: BlockKernel | None  # None: PyTorch runs every one
+    kernel: BlockKernel | None  # None: PyTorch runs all passes
     reason: str | None  # why kernel is None
-    chain_reason: str | None = None  # why PyTorch picks the tokens all the same
+    chain_reason: str | None = None  # why PyTorch picks the tokens, kernel or not
 
     @property
     def name(self) -> str:
@@ -50,7 +50,7 @@ class DraftPath:
 
 
 def make_budget(config: EngineConfig, draft: LoadedDraft | None) -> VerifyBudget:
-    """Raises LoadError for a threshold without confidences to hold against it."""
+    """Make the confidence cutoff. Raises LoadError for a threshold without a confidence head."""
     threshold = config.confidence_threshold
     if threshold is None or draft is None:
         return VerifyAll()
@@ -60,19 +60,22 @@ def make_budget(config: EngineConfig, draft: LoadedDraft | None) -> VerifyBudget
             "accepted: off"
         )
     fitted = draft.calibration
-    as_said = Scaling.identity(draft.config.block_size)
+    identity = Scaling.identity(draft.config.block_size)
     return ConfidenceThreshold(
-        threshold=threshold, scaling=as_said if fitted is None else fitted.scaling
+        threshold=threshold, scaling=identity if fitted is None else fitted.scaling
     )
 
 
 def make_draft_budget(
     config: EngineConfig, draft: LoadedDraft | None, rig: CostRig, *, costs: StepCosts | None
 ) -> DraftBudgetByLoad | None:
-    """None lets every round verify its whole number. costs: None measures them."""
+    """Make the draft budget; None when every round verifies all its draft tokens.
+
+    costs: None measures them.
+    """
     if draft is None or config.draft_budget == "always":
         return None
-    if rig.max_len < 4 * rig.width:  # no room for a measured window, nor for anything to gain
+    if rig.max_len < 4 * rig.width:  # too short to measure a window, and to gain anything
         return None
     return DraftBudgetByLoad(costs=costs or measure_costs(rig), num_draft_tokens=rig.width - 1)
 
@@ -102,7 +105,7 @@ def choose_draft_path(
             draft.network, lambda small: kernel_over(small, len(CONTEXTS) * num_slots)
         )
         if not difference <= _TOLERANCE[matrices_dtype(draft.network)]:  # NaN fails too
-            logger.warning("native draft passes differ from PyTorch's by %.1e", difference)
+            logger.warning("draft passes by CPU kernels differ from PyTorch's by %.1e", difference)
             return DraftPath(None, "it does not agree with PyTorch")
         kernel = kernel_over(pool, DRAFT_ROWS)
     except CpuKernelsUnavailable as error:
@@ -120,9 +123,9 @@ def make_proposer(
     path: DraftPath,
     fused: ContextKernel | None,
 ) -> Proposer:
-    """The draft over the pool. `fused` writes context where no native kernel does.
+    """Connect the draft to the pool. `fused` writes context where no CPU kernel does.
 
-    Raises LoadError when the stacked writer is asked for in vain.
+    Raises LoadError when the config demands the stacked writer and it is not possible.
     """
     if draft is None:
         return NoDraft()
@@ -138,11 +141,13 @@ def make_proposer(
             context_kernel=context_kernel(cpu_kernels) or fused,
         )
     except ValueError as error:
-        raise LoadError(f"speculative.stacked_context_kv is 'on': {error}") from error
+        raise LoadError(
+            f"speculative.stacked_context_kv: found on; accepted: auto, off ({error})"
+        ) from error
 
 
 def context_kernel(cpu_kernels: CpuKernels | None) -> ContextKernel | None:
-    """For any draft and pool in float32 on the CPU; PyTorch writes what it declines."""
+    """Make the CPU kernel that writes context KV; PyTorch writes what the kernel declines."""
     if cpu_kernels is None:
         return None
     return CpuContextWriter(

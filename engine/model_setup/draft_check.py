@@ -1,4 +1,4 @@
-"""Holds what a device has to offer for a draft against plain PyTorch, on a small pool of noise."""
+"""Compares a draft's kernels with PyTorch, over a small pool of random keys and values."""
 
 import logging
 from collections.abc import Callable
@@ -17,17 +17,16 @@ from draft import (
 )
 from draft.context.context_kv import ContextKVMode
 from engine.cpu_kernels.compiling import CpuKernelsUnavailable
-from engine.errors import LoadError
 from engine.loading.as_loaded import as_loaded
 from engine.model_setup.device_backend import DeviceBackend
 from kv_pool import KVLayout, KVPool, ReferenceAttention
 
 logger = logging.getLogger(__name__)
 
-CONTEXTS = (5, 0, 70)  # tokens; the longest spans two blocks of the native attention's keys
+CONTEXTS = (5, 0, 70)  # tokens; the longest spans two key blocks of the CPU attention
 _PAGE_SIZE = 4  # tokens
-# Relative to the largest magnitude. Wide enough for rounding in any order, layer after layer; a
-# wrong mask or a wrong slot is a difference of the magnitude itself.
+# Relative to the largest magnitude. Rounding in another order over all layers stays below it; a
+# wrong mask or slot gives a difference as large as the magnitude.
 _ALLOWED = {torch.float32: 1e-2, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
 
@@ -35,35 +34,26 @@ _ALLOWED = {torch.float32: 1e-2, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 def check_device_backend(
     network: DSparkNetwork, device_backend: DeviceBackend, *, device: torch.device
 ) -> DeviceBackend:
-    """The acceleration as far as it does this draft here; what breaks or differs is left out.
+    """Run the device's attention and context kernel once; replace what fails or differs.
 
-    So the first request finds nothing that was never run. Raises LoadError for an attention that
-    was asked for by name.
+    So no kernel runs for the first time in a request. Raises LoadError when an attention fails
+    that the config names.
     """
     while device_backend.attention != "reference":
         problem = _attention_problem(network, device_backend)
         if problem is None:
             break
-        name = device_backend.attention
-        if device_backend.attention_demanded:
-            raise LoadError(
-                f"attention.backend is {name!r}, which does not do this draft: {problem}"
-            )
-        logger.warning("attention by %s is left out: %s", name, problem)
-        why = f"{name} attention does not do this draft here"
-        device_backend = device_backend.slower(why, device)
+        device_backend = device_backend.slower("draft", problem, device)
     kernel = device_backend.context_kernel
     problem = None if kernel is None else _kernel_problem(network, kernel)
     if problem is None:
         return device_backend
-    logger.warning("the fused context write is left out: %s", problem)
-    return replace(
-        device_backend, context_kernel=None, context_reason="it does not do this draft here"
-    )
+    logger.warning("the fused context kernel is not used: %s", problem)
+    return replace(device_backend, context_kernel=None, context_reason="it fails for this draft")
 
 
 def _attention_problem(network: DSparkNetwork, device_backend: DeviceBackend) -> str | None:
-    pool, tables, lengths = _noise(network)
+    pool, tables, lengths = _random_pool(network)
     request = _request(network, tables, lengths, page_size=pool.page_size)
     reference = ReferenceAttention(page_size=pool.page_size, device=pool.draft_keys.device)
     try:
@@ -73,13 +63,13 @@ def _attention_problem(network: DSparkNetwork, device_backend: DeviceBackend) ->
             .hidden
             for attention in (device_backend.make_attention(pool.page_size), reference)
         )
-    except Exception as error:  # a kernel's compiler raises what it likes
+    except Exception as error:  # kernel compilers raise any type
         return str(error) or type(error).__name__
     return _difference(found, expected)
 
 
 def _kernel_problem(network: DSparkNetwork, kernel: ContextKernel) -> str | None:
-    _, _, lengths = _noise(network)  # a short request's draft has few positions
+    _, _, lengths = _random_pool(network)  # no longer than the rotary table
     num_tokens, device = sum(lengths), network.norm.weight.device
     generator = torch.Generator(device).manual_seed(0)
     size = num_tokens, network.config.aux_size
@@ -87,7 +77,7 @@ def _kernel_problem(network: DSparkNetwork, kernel: ContextKernel) -> str | None
     positions = torch.arange(num_tokens, device=device) % max(lengths)
 
     def written(mode: ContextKVMode, chosen: ContextKernel | None) -> Tensor:
-        pool, _, _ = _noise(network)
+        pool, _, _ = _random_pool(network)
         slots = torch.arange(num_tokens, device=device).flip(0)
         writer = ContextKVWriter(network=network, pool=pool, mode=mode, kernel=chosen)
         writer.write_context_kv(aux_hidden, positions, slots)
@@ -95,12 +85,12 @@ def _kernel_problem(network: DSparkNetwork, kernel: ContextKernel) -> str | None
 
     try:
         return _difference(written("auto", kernel), written("off", None))
-    except Exception as error:  # as above
+    except Exception as error:  # kernel compilers raise any type
         return str(error) or type(error).__name__
 
 
 def _difference(found: Tensor, expected: Tensor) -> str | None:
-    """In words, where it is more than rounding."""
+    """Describe a difference beyond rounding; None when there is none."""
     a, b = found.float(), expected.float()
     difference = float((a - b).abs().max() / b.abs().max())
     if difference <= _ALLOWED[expected.dtype]:  # NaN is not
@@ -110,14 +100,14 @@ def _difference(found: Tensor, expected: Tensor) -> str | None:
 
 @torch.inference_mode()
 def difference_of(network: DSparkNetwork, kernel_over: Callable[[KVPool], BlockKernel]) -> float:
-    """Largest relative difference between a kernel's pass and PyTorch's, infinite for other tokens.
+    """Measure the largest relative difference of a kernel's pass to PyTorch's; infinite when its
+    tokens differ.
 
-    Its tokens are held against those that PyTorch picks from the kernel's own logits, so that
-    rounding decides nothing. The sequences, with random keys and values for context, lie in a small
-    pool of this check. Raises CpuKernelsUnavailable when the kernel declines.
+    Its tokens are compared with those that PyTorch picks from the kernel's logits, so rounding
+    cannot change them. Raises CpuKernelsUnavailable when the kernel declines the batch.
     """
-    pool, tables, lengths = _noise(network)
-    # Layer by layer: the stacked form would move the weights once more.
+    pool, tables, lengths = _random_pool(network)
+    # Layer by layer: the stacked form would move the weights.
     reference = DSparkProposer(
         network=network,
         pool=pool,
@@ -143,8 +133,8 @@ def difference_of(network: DSparkNetwork, kernel_over: Callable[[KVPool], BlockK
     )
 
 
-def _noise(network: DSparkNetwork) -> tuple[KVPool, list[list[int]], list[int]]:
-    """A pool full of noise, page tables whose pages lie between one another, context lengths."""
+def _random_pool(network: DSparkNetwork) -> tuple[KVPool, list[list[int]], list[int]]:
+    """Make a pool of random values, page tables with interleaved pages, and context lengths."""
     num_slots = network.config.num_slots
     longest = min(a.rotary.num_positions for a in network.attentions) - num_slots
     lengths = [min(length, longest) for length in CONTEXTS]

@@ -1,4 +1,4 @@
-"""What a step runs: both models over one pool, recorded where the device has graphs."""
+"""Connects both models to one pool, as captured graphs where the device has them."""
 
 from dataclasses import dataclass
 
@@ -22,13 +22,13 @@ from kv_pool import KVPool
 
 @dataclass(frozen=True, slots=True)
 class ModelPasses:
-    """The target's and the draft's passes, and the memory they share."""
+    """Holds the passes of target and draft, and their shared memory."""
 
     memory: MemoryPlan
     pool: KVPool
     graphs: Graphs
     draft_path: DraftPath
-    max_len: int  # tokens that one request may have
+    max_len: int  # tokens of one request at most
 
     @property
     def target(self) -> Target:
@@ -42,7 +42,7 @@ class ModelPasses:
 def make_model_passes(
     config: EngineConfig, models: PreparedModels, device: torch.device
 ) -> ModelPasses:
-    """Size the pool and put both models over it. Raises LoadError when memory does not suffice."""
+    """Size the pool and connect both models to it. Raises LoadError when memory is too small."""
     device_backend = models.device_backend
     attention = device_backend.make_attention(config.page_size)
     memory = plan_pool(
@@ -53,7 +53,7 @@ def make_model_passes(
         attention=attention,
         records_graphs=device_backend.capturer is not None,
     )
-    # One page more than is ever handed out, where graphs need it for padding.
+    # Graphs pad with writes to one more page, which no sequence owns.
     pool = KVPool(models.layout, num_pages=memory.num_pages + (device_backend.capturer is not None))
     draft_path = choose_draft_path(
         models.draft, pool, cpu_kernels=models.cpu_kernels, reason=models.reason
@@ -90,7 +90,7 @@ def _record_graphs(
     max_len: int,
     device: torch.device,
 ) -> Graphs:
-    """Both models' passes recorded, where the device has graphs."""
+    """Capture the passes of both models, where the device has graphs."""
     device_backend = models.device_backend
     if device_backend.capturer is None:
         return Graphs(eager, proposer, (), device_backend.graphs_reason)

@@ -1,4 +1,4 @@
-"""The largest step that an engine may run, computed on nonsense: the memory it takes is real."""
+"""Runs the largest step of an engine on dummy tokens, to measure its memory."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ from engine.scheduler.plan import ScheduledSequence, StepPlan
 from engine.scheduler.sequence import SequenceState
 from kv_pool import PageTable
 
-# Every option that makes tensors as long as the vocabulary.
-_EVERYTHING = EngineSamplingParams(
+# Every option that allocates tensors of vocabulary size.
+_ALL_OPTIONS = EngineSamplingParams(
     max_new_tokens=1 << 20,
     temperature=1.0,
     top_k=50,
@@ -25,21 +25,21 @@ _EVERYTHING = EngineSamplingParams(
     num_logprobs=5,
     prompt_logprobs_from=0,
 )
-_NOTHING = EngineSamplingParams(max_new_tokens=1 << 20)
+_NO_OPTIONS = EngineSamplingParams(max_new_tokens=1 << 20)
 _TAIL_ROWS, _TAIL_KEYS = 64, 1024  # tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PeakStep:
-    """A round of every sequence that may run, beside a full chunk of one more prompt.
+    """Describes a round of max_running sequences together with a full prompt chunk.
 
-    All of them live on the same pages: a pool of `num_pages` holds the step.
+    All sequences use the same pages, so a pool of `num_pages` holds the step.
     """
 
     max_running: int  # sequences
     num_draft_tokens: int  # verified in a round
     num_slots: int  # of a draft block
-    chunk_tokens: int  # 0: rounds alone, of requests that ask for nothing
+    chunk_tokens: int  # 0: rounds alone, of requests without options
     page_size: int  # tokens
 
     @property
@@ -48,7 +48,9 @@ class PeakStep:
         return -(-longest // self.page_size)
 
     def plan(self) -> StepPlan:
-        params = _EVERYTHING if self.chunk_tokens else _NOTHING
+        """Plan every round, and the chunk if there is one."""
+        """Plan every round, and the chunk if there is one."""
+        params = _ALL_OPTIONS if self.chunk_tokens else _NO_OPTIONS
         rounds = [
             ScheduledSequence(
                 seq=self._sequence(2, 1, params),
@@ -72,7 +74,7 @@ class PeakStep:
         return StepPlan((*rounds, chunk))
 
     def run(self, target: Target, proposer: Proposer, *, device: torch.device) -> None:
-        """What EngineCore.step does with such a plan, but for the scheduler's part."""
+        """Compute the plan as EngineCore.step does, without a scheduler."""
         plan, vocab_size = self.plan(), target.vocab_size
         draws = plan_uniforms(plan, block_size=proposer.block_size, device=device)
         block = None
@@ -91,10 +93,11 @@ class PeakStep:
             proposer.write_context(output.aux_hidden, batch.positions, batch.slot_mapping)
 
     def run_tail(self, target: Target, *, max_len: int, device: torch.device) -> None:
-        """The end of a prompt whose beginning is there already, as a conversation's next turn is.
+        """Run the end of a prompt whose prefix is cached, as in a conversation's next turn.
 
-        Attention cuts up the keys of few rows that see many, by a kernel that nothing else here
-        needs. It is built now, or for the first who waits for it. max_len: of the target, tokens.
+        Attention splits the keys of few rows with many keys, in a kernel that no other start-up
+        pass uses. Without this pass the first such request would wait until it is compiled.
+        max_len: of the target, tokens.
         """
         stop = min(_TAIL_KEYS, max_len)
         ids = torch.zeros(stop, dtype=torch.long, device=device)

@@ -1,4 +1,4 @@
-"""Both models as they will run: checked against themselves, with the fastest paths that agree."""
+"""Prepares both models for serving: quantises, checks them, and chooses their kernels."""
 
 import logging
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PreparedModels:
-    """What is known of both models before there is a pool."""
+    """Holds both models and their chosen kernels, before a pool exists."""
 
     target: LoadedTarget
     draft: LoadedDraft | None
-    tap_layers: tuple[int, ...]  # of the target's passes
+    tap_layers: tuple[int, ...]  # captured in the target's passes
     layout: KVLayout  # of the pool
     cpu_kernels: CpuKernels | None  # kernels for the linear layers and the draft
     reason: str | None  # why cpu_kernels is None
@@ -61,7 +61,7 @@ def prepare_models(
     device_backend: DeviceBackend | None,
     device: torch.device,
 ) -> PreparedModels:
-    """Quantise, ask the target for reference answers, and choose paths that give the same.
+    """Quantise the target, compute its dense reference, and choose kernels that agree with it.
 
     See `wire_engine` for the arguments. Raises LoadError when the target fails its self-check.
     """
@@ -69,7 +69,7 @@ def prepare_models(
     target.model.set_attn_implementation(attention_hook.IMPLEMENTATION)  # type: ignore[operator]
     probe = probe_shapes(target, device)
     if draft is not None:
-        assert tap_layers is None, "a draft reads its own taps"
+        assert tap_layers is None, "the draft determines the taps"
         tap_layers = draft.config.tap_layers
     tap_layers = tap_layers or ()
     reference = run_alone(
@@ -106,7 +106,7 @@ def _prepare_cpu_kernels(
     draft: LoadedDraft | None,
     device: torch.device,
 ) -> tuple[CpuKernels | None, str | None]:
-    """Native kernels for both models' linear layers, or the reason why not."""
+    """Install CPU kernels in the linear layers of both models, or return the reason why not."""
     cpu_kernels, reason = None, None
     try:
         cpu_kernels = prepare_cpu_kernels(
@@ -123,11 +123,11 @@ def _prepare_cpu_kernels(
     if draft is not None:
         moved += settle(draft.network, besides=_to_be_stacked(draft))
     if moved:
-        logger.info("moved %s of weights into large pages; none is held twice", size_text(moved))
+        logger.info("moved %s of weights into large pages", size_text(moved))
     return cpu_kernels, None
 
 
 def _to_be_stacked(draft: LoadedDraft) -> list[nn.Parameter]:
-    """What the context writer gathers in a storage of its own: moved before, it would lie twice."""
+    """List the parameters that the context writer moves into its stacked storage."""
     owners = [m for a in draft.network.attentions for m in (a.k_proj, a.v_proj, a.k_norm)]
     return [parameter for owner in owners for parameter in owner.parameters()]

@@ -1,4 +1,4 @@
-"""Chooses how the target runs: checked against itself, with the fastest path that agrees."""
+"""Chooses how the target runs: the fastest path that agrees with its dense attention."""
 
 import copy
 import logging
@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TargetPath:
-    """How the target's steps run, and why not faster."""
+    """Names what runs the target's steps, and why nothing faster does."""
 
     check: TargetCheck
-    device_backend: DeviceBackend  # whose attention was checked
+    device_backend: DeviceBackend  # with the attention that passed the check
     cpu_kernels: CpuKernels | None  # None: transformers runs every step
     reason: str | None  # why cpu_kernels is None
 
@@ -51,11 +51,11 @@ def choose_path(
     device_backend: DeviceBackend,
     device: torch.device,
 ) -> TargetPath:
-    """Check transformers' path with the device's attention, then the native one if there is one.
+    """Check transformers' path with the device's attention, then the CPU decoder if there is one.
 
-    Raises LoadError when the target cannot be served at all, or not by an attention that was
-    asked for by name. An attention of the device's own choice, or a native path, that cannot be
-    had or does not agree is only left out.
+    An attention chosen by `auto` that fails is replaced by a slower one, and a CPU decoder that
+    fails is not used. Raises LoadError when reference attention fails, or an attention that the
+    config names.
     """
 
     def check(
@@ -78,12 +78,10 @@ def choose_path(
     while by_transformers is None:
         try:
             by_transformers = check(device_backend, None)
-        except Exception as error:  # a kernel's compiler raises what it likes
-            if device_backend.attention == "reference" or device_backend.attention_demanded:
+        except Exception as error:  # kernel compilers raise any type
+            if device_backend.attention == "reference":
                 raise
-            logger.warning("attention by %s is left out: %s", device_backend.attention, error)
-            why = f"{device_backend.attention} attention does not do this target here"
-            device_backend = device_backend.slower(why, device)
+            device_backend = device_backend.slower("target", error, device)
     if cpu_kernels is None:
         return TargetPath(by_transformers, device_backend, None, reason)
     try:
@@ -95,9 +93,9 @@ def choose_path(
     except CpuKernelsUnavailable as error:
         return TargetPath(by_transformers, device_backend, None, str(error))
     except LoadError as error:
-        logger.warning("the native decoder does not agree with the model: %s", error)
-        no = "it does not agree with the model"
-        return TargetPath(by_transformers, device_backend, None, no)
+        logger.warning("the CPU decoder does not agree with the model: %s", error)
+        reason = "it does not agree with the model"
+        return TargetPath(by_transformers, device_backend, None, reason)
 
 
 def _in_float32(
@@ -107,10 +105,10 @@ def _in_float32(
     tap_layers: tuple[int, ...],
     probe: ShapeProbe,
 ) -> DenseReference:
-    """What a native pass should say: it computes in float32, whatever precision weights have.
+    """Compute the reference of the CPU decoder, which computes in float32 from any weights.
 
-    PyTorch rounds after every operation, and can be further from the truth than any tolerance
-    that would still find a mistake. Raises CpuKernelsUnavailable without memory for the comparison.
+    In lower precision PyTorch rounds after every operation, and its error can exceed a tolerance
+    that still detects mistakes. Raises CpuKernelsUnavailable without memory for a float32 copy.
     """
     if target.dtype == torch.float32:
         return reference

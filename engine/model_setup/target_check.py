@@ -1,4 +1,4 @@
-"""Before a target is served: does it say the same through the paged pool as by itself?"""
+"""Compares a target over the paged pool with its own dense attention, before it is served."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,14 +18,14 @@ _NUM_TOKENS = 24
 _CHUNK = 7  # tokens of one sequence in one pass
 _CHEAP_WINDOW = 512  # windows up to here are exceeded by the check
 CHECK_PAGE_SIZE = 4  # tokens
-# Largest accepted difference, relative to the largest logit; the reference is computed in the
-# same precision, so this is rounding in another order and not error.
+# Accepted difference, relative to the largest logit: the reference has the same precision, so only
+# the order of rounding differs.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 
 
 @dataclass(slots=True)
 class ShapeProbe:
-    """Stands where the pool will stand, and notes what each layer would store."""
+    """Replaces the pool in one pass and records the shapes that each layer would store."""
 
     dtype: torch.dtype  # that the pool will have
     shapes: dict[int, KVShape] = field(default_factory=dict)
@@ -72,7 +72,7 @@ def probe_shapes(target: LoadedTarget, device: torch.device) -> ShapeProbe:
 
 @dataclass(frozen=True, slots=True)
 class TargetCheck:
-    """What the check found: differences relative to the largest magnitude of the reference."""
+    """Holds differences to the reference, relative to its largest magnitude."""
 
     num_tokens: int
     logits_difference: float
@@ -81,7 +81,7 @@ class TargetCheck:
 
 @dataclass(frozen=True, slots=True)
 class DenseReference:
-    """What the model says by itself to a few tokens, without any pool."""
+    """Holds the model's own outputs for a few tokens, computed without a pool."""
 
     ids: Int[Tensor, " T"]
     logits: Float[Tensor, "T V"]
@@ -92,7 +92,7 @@ class DenseReference:
 def run_alone(
     model: nn.Module, *, probe: ShapeProbe, tap_layers: tuple[int, ...], vocab_size: int
 ) -> DenseReference:
-    """Run the model as transformers made it over enough tokens to see its windows at work."""
+    """Run the model as transformers made it, over more tokens than its small windows hold."""
     num_tokens = _num_tokens(probe)
     device = next(model.parameters()).device
     ids = torch.arange(num_tokens, device=device) * 7919 % vocab_size
@@ -141,10 +141,10 @@ def _run_paged(
     probe: ShapeProbe,
     device: torch.device,
 ) -> tuple[Float[Tensor, "2 T V"], Float[Tensor, "2 T A"]]:
-    """The same tokens as two sequences in one pool, both in chunks, one a chunk behind the other.
+    """Run the same tokens as two sequences in chunks, the second one chunk later than the first.
 
-    So every pass but the first and last packs two sequences at different positions, with pages
-    of the one lying between those of the other. Both must say what the dense model says.
+    So every pass but the first and last packs two sequences at different positions, with
+    interleaved pages. Both must give the outputs of the dense model.
     """
     num_pages = -(-len(ids) // CHECK_PAGE_SIZE)
     layout = KVLayout(page_size=CHECK_PAGE_SIZE, device=device, target=probe.layers)

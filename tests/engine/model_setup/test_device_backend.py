@@ -1,4 +1,4 @@
-"""What runs on a device: the best that is installed and wanted, and a reason for the rest."""
+"""The fastest parts that are installed and allowed are chosen, with a reason for the others."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ import torch
 from engine import LoadError
 from engine.config import EngineConfig
 from engine.cuda_graphs.tape import TapeCapturer
-from engine.model_setup import device_backend as device_backend
+from engine.model_setup import device_backend
 from engine.model_setup.device_backend import DeviceBackend, choose_device_backend
 from kv_pool import KVPool, ReferenceAttention
 from kv_pool.attention.flashinfer import FlashInferAttention
@@ -46,7 +46,7 @@ def chosen(device: torch.device = CUDA, **settings: object) -> DeviceBackend:
         ([], "reference", "triton is not installed"),
     ],
 )
-def test_cuda_gets_the_fastest_attention_that_is_there(
+def test_cuda_gets_the_fastest_attention_that_is_installed(
     packages: list[str], attention: str, reason: str | None
 ) -> None:
     with installed(*packages):
@@ -57,7 +57,6 @@ def test_cuda_gets_the_fastest_attention_that_is_there(
 
 
 def test_float32_gets_the_attention_that_has_kernels_for_it() -> None:
-    """Else it would be the reference, and no graphs."""
     with installed("flashinfer", "triton"):
         found = chosen(dtype="float32")
         assert chosen(dtype="float16").attention == "flashinfer"
@@ -66,7 +65,7 @@ def test_float32_gets_the_attention_that_has_kernels_for_it() -> None:
         assert chosen(dtype="float32").attention == "flashinfer"
 
 
-def test_a_cpu_gets_none_of_it_and_says_why() -> None:
+def test_a_cpu_gets_reference_attention_with_reasons() -> None:
     found = chosen(CPU)
     assert found.attention == "reference"
     assert found.attention_reason == "triton's kernels are for CUDA"
@@ -75,7 +74,7 @@ def test_a_cpu_gets_none_of_it_and_says_why() -> None:
     assert isinstance(found.make_attention(4), ReferenceAttention)
 
 
-def test_what_is_named_is_had_or_refused() -> None:
+def test_a_named_attention_is_chosen_or_refused() -> None:
     with installed("flashinfer", "triton"):
         assert chosen(attention_backend="triton").attention == "triton"
         assert chosen(attention_backend="reference").graphs_reason == (
@@ -83,17 +82,17 @@ def test_what_is_named_is_had_or_refused() -> None:
         )
     with installed("triton"), pytest.raises(LoadError, match="flashinfer is not installed"):
         chosen(attention_backend="flashinfer")
-    with pytest.raises(LoadError, match="'triton', but triton's kernels are for CUDA"):
+    with pytest.raises(LoadError, match="found triton, but triton's kernels are for CUDA"):
         chosen(CPU, attention_backend="triton")
 
 
-def test_graphs_may_be_switched_off() -> None:
+def test_graphs_can_be_switched_off() -> None:
     with installed("triton"):
         found = chosen(graphs="off")
     assert (found.capturer, found.graphs_reason) == (None, "device.graphs is 'off'")
 
 
-def test_each_model_gets_an_attention_of_its_own() -> None:
+def test_each_model_gets_a_separate_attention() -> None:
     with installed("triton"):
         make = chosen(CUDA).make_attention
     assert isinstance(make(4), TritonAttention)
@@ -103,7 +102,7 @@ def test_each_model_gets_an_attention_of_its_own() -> None:
 def test_every_flashinfer_attention_shares_one_workspace(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both models', eager and recorded: once, and there before the pool is sized."""
+    """One for both models, eager and captured; it exists before the pool is sized."""
     module = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=FakeWrapper)
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     with caplog.at_level(logging.INFO):
@@ -117,14 +116,18 @@ def test_every_flashinfer_attention_shares_one_workspace(
     assert one._workspace.at_least(1).nbytes == WORKSPACE_BYTES
 
 
-def test_what_fails_gives_way_to_the_next_best() -> None:
+def test_a_failing_attention_is_replaced_by_the_next_best() -> None:
     with installed("flashinfer", "triton"):
         fastest = chosen()
-        second = fastest.slower("it broke", CUDA)
-        last = second.slower("this too", CUDA)
-    assert (second.attention, second.attention_reason) == ("triton", "it broke")
+        second = fastest.slower("draft", "it broke", CUDA)
+        last = second.slower("target", "so did this", CUDA)
+    assert (second.attention, second.attention_reason) == (
+        "triton",
+        "flashinfer attention fails for this draft",
+    )
     assert second.capturer is fastest.capturer
-    assert (last.attention, last.attention_reason, last.capturer) == ("reference", "this too", None)
+    assert (last.attention, last.capturer) == ("reference", None)
+    assert last.attention_reason == "triton attention fails for this target"
 
 
 class _Broken(ReferenceAttention):
@@ -147,16 +150,16 @@ def broken(*, demanded: bool) -> DeviceBackend:
     )
 
 
-def test_attention_that_fails_the_self_check_is_left_out_unless_it_was_asked_for(
+def test_attention_that_fails_the_target_check_is_replaced_unless_the_config_names_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     built = tiny_engine(device_backend=broken(demanded=False), native_kernels="off")
     details = built.engine.info.details
     assert details["attention"] == "reference"
-    assert details["attention_reason"] == "broken attention does not do this target here"
+    assert details["attention_reason"] == "broken attention fails for this target"
     assert details["graphs"] == {"tiers": [], "reason": "reference attention has no fixed shapes"}
     assert "the compiler gave up" in caplog.text
     assert isinstance(built.pool, KVPool)
     assert built.pool.num_pages == built.memory.num_pages
-    with pytest.raises(RuntimeError, match="the compiler gave up"):
+    with pytest.raises(LoadError, match="found broken, which fails for this target: the compiler"):
         tiny_engine(device_backend=broken(demanded=True), native_kernels="off")

@@ -1,4 +1,4 @@
-"""What a device offers for a draft is run once before anybody asks, and left out if it fails."""
+"""A device's kernels run the draft once at start, and are replaced if they fail."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,7 @@ def network(draft_folder: Path) -> DSparkNetwork:
 
 
 class BreaksOnBlocks(FixedReference):
-    """Does all that a target asks for."""
+    """Fails for draft blocks only."""
 
     def plan(self, *, causal: bool, **batch: Any) -> Any:
         if not causal:
@@ -46,14 +46,14 @@ class BreaksOnBlocks(FixedReference):
 
 
 class Causal(FixedReference):
-    """Never shows a block what stands behind."""
+    """Attends causally within a block, which is wrong."""
 
     def plan(self, *, causal: bool, **batch: Any) -> Any:
         return super().plan(causal=True, **batch)
 
 
 class Fused(FusedContext):
-    """As the kernel, with a mistake if asked for."""
+    """Runs the fused kernel, with an optional mistake."""
 
     def __init__(self, mistake: str | None = None) -> None:
         self._mistake = mistake
@@ -82,7 +82,7 @@ def offering(attention: type[ReferenceAttention] = FixedReference, **changes: An
     )
 
 
-def test_what_agrees_is_kept(network: DSparkNetwork) -> None:
+def test_kernels_that_agree_are_kept(network: DSparkNetwork) -> None:
     offered = offering(context_kernel=Fused())
     assert check_device_backend(network, offered, device=CPU) is offered
 
@@ -98,7 +98,7 @@ def test_short_requests_are_checked_within_their_positions(
         def write_context_kv(self, *given: Any) -> bool:
             *_, pool, _, positions, slots = given
             assert len(positions) > 0
-            assert int(positions.max()) < table, "a GPU would stop at once"
+            assert int(positions.max()) < table, "a GPU would abort"
             assert int(slots.max()) < pool.num_slots
             pool_slots.append(pool.num_slots)
             return False
@@ -113,7 +113,7 @@ def test_short_requests_are_checked_within_their_positions(
     ("attention", "problem"),
     [(BreaksOnBlocks, "no kernel for this block"), (Causal, "it differs by")],
 )
-def test_attention_that_does_not_do_the_draft_is_left_out(
+def test_attention_that_fails_for_the_draft_is_replaced(
     attention: type[ReferenceAttention],
     problem: str,
     draft_folder: Path,
@@ -121,35 +121,35 @@ def test_attention_that_does_not_do_the_draft_is_left_out(
 ) -> None:
     built = graphed_engine(draft_folder=draft_folder, device_backend=offering(attention))
     details = built.engine.info.details
-    assert f"attention by fast is left out: {problem}" in caplog.text
+    assert f"attention by fast is not used: {problem}" in caplog.text
     assert details["attention"] == "reference"
-    assert details["attention_reason"] == "fast attention does not do this draft here"
-    asked = prompts(2, vocab=VOCAB)
-    found = run_all(built, greedy_requests(asked, 8))
+    assert details["attention_reason"] == "fast attention fails for this draft"
+    each = prompts(2, vocab=VOCAB)
+    found = run_all(built, greedy_requests(each, 8))
     assert [found[str(i)][0] for i in range(2)] == [
-        generate_alone(tiny_target(), p, 8) for p in asked
+        generate_alone(tiny_target(), p, 8) for p in each
     ]
 
 
-def test_attention_that_was_asked_for_is_refused_instead(network: DSparkNetwork) -> None:
+def test_a_named_attention_that_fails_is_refused(network: DSparkNetwork) -> None:
     offered = offering(BreaksOnBlocks, attention_demanded=True)
-    with pytest.raises(LoadError, match="'fast', which does not do this draft: no kernel"):
+    with pytest.raises(LoadError, match="found fast, which fails for this draft: no kernel"):
         check_device_backend(network, offered, device=CPU)
 
 
 @pytest.mark.parametrize(
     ("mistake", "problem"), [("breaks", "no C compiler"), ("elsewhere", "it differs by")]
 )
-def test_a_context_kernel_that_breaks_or_differs_is_left_out(
+def test_a_context_kernel_that_fails_or_differs_is_not_used(
     mistake: str, problem: str, network: DSparkNetwork, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = check_device_backend(network, offering(context_kernel=Fused(mistake)), device=CPU)
-    assert f"the fused context write is left out: {problem}" in caplog.text
+    assert f"the fused context kernel is not used: {problem}" in caplog.text
     assert (found.context_kernel, found.attention) == (None, "fast")
-    assert found.context_reason == "it does not do this draft here"
+    assert found.context_reason == "it fails for this draft"
 
 
-def test_a_device_that_offers_nothing_has_nothing_checked(network: DSparkNetwork) -> None:
+def test_a_device_without_kernels_has_nothing_checked(network: DSparkNetwork) -> None:
     before = torch.stack([p.data.sum() for p in network.parameters()])
     offered = replace(offering(BreaksOnBlocks), attention="reference")
     assert check_device_backend(network, offered, device=CPU) is offered

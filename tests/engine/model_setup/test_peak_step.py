@@ -1,4 +1,4 @@
-"""What is measured before the pool is sized is as large as a step can become."""
+"""The step that is measured at start is as large as a step can become."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ def largest(*, speculates: bool, chunk: int = CHUNK) -> PeakStep:
 
 @contextmanager
 def watched() -> Iterator[dict[str, list[Any]]]:
-    """Rows of every pass, block and write, and sequences whose distributions exist at once."""
+    """Count the rows of passes, blocks and context writes, and the distributions at one time."""
     seen: dict[str, list[Any]] = {"passes": [], "blocks": [], "writes": [], "drawn": []}
     forward, propose, write = (
         TargetModel.forward,
@@ -81,7 +81,7 @@ def run(folder: Path | None, step: PeakStep) -> dict[str, list[Any]]:
     return seen
 
 
-def test_it_is_a_round_of_everybody_beside_a_chunk_with_logits_of_every_row(
+def test_it_is_a_round_of_all_sequences_and_a_chunk_with_logits_of_every_row(
     draft_folder: Path,
 ) -> None:
     seen = run(draft_folder, largest(speculates=True))
@@ -92,36 +92,36 @@ def test_it_is_a_round_of_everybody_beside_a_chunk_with_logits_of_every_row(
     assert sum(seen["drawn"]) == RUNNING + 1
 
 
-def test_without_a_chunk_it_is_the_rounds_that_graphs_hold(draft_folder: Path) -> None:
+def test_without_a_chunk_it_is_the_rounds_that_graphs_capture(draft_folder: Path) -> None:
     seen = run(draft_folder, largest(speculates=True, chunk=0))
     assert seen["passes"] == [(RUNNING * (BLOCK + 1), RUNNING * (BLOCK + 1))]
     assert seen["blocks"] == [(RUNNING, None)]
     assert seen["drawn"] == []
 
 
-def test_without_a_draft_it_is_a_row_of_everybody() -> None:
+def test_without_a_draft_it_is_a_row_of_each_sequence_and_a_chunk() -> None:
     seen = run(None, largest(speculates=False))
     assert seen["passes"] == [(RUNNING + CHUNK, RUNNING + CHUNK)]
     assert (seen["blocks"], seen["writes"]) == ([], [])
 
 
-def test_a_prompts_end_behind_a_long_context_is_tried_as_well(draft_folder: Path) -> None:
+def test_the_end_of_a_prompt_after_a_long_context_is_run(draft_folder: Path) -> None:
     built = tiny_engine(draft_folder=draft_folder, native_kernels="off")
     seen: list[tuple[Any, Any]] = []
     forward = TargetModel.forward
 
-    def noted(self: Any, batch: Any) -> Any:
+    def recorded(self: Any, batch: Any) -> Any:
         seen.append((batch.query_lens, batch.kv_lens))
         return forward(self, batch)
 
-    with torch.inference_mode(), patch.object(TargetModel, "forward", noted):
+    with torch.inference_mode(), patch.object(TargetModel, "forward", recorded):
         for max_len in (160, 5000, 40):
             largest(speculates=True).run_tail(built.runner, max_len=max_len, device=CPU)
     assert seen == [((64,), (160,)), ((64,), (1024,)), ((40,), (40,))]
 
 
-def test_a_prompts_end_has_its_keys_cut_up_where_few_programs_would_see_them_all() -> None:
-    """Which is the kernel that no largest step and no recorded window runs."""
+def test_the_end_of_a_prompt_uses_the_kernel_that_splits_keys() -> None:
+    """No peak step and no captured window uses that kernel."""
     num_splits = pytest.importorskip("kv_pool.attention.triton_kernels").num_splits
     for num_heads, num_kv_heads in ((32, 8), (40, 8), (16, 16)):
         queries = 64 // (num_heads // num_kv_heads)
@@ -130,7 +130,7 @@ def test_a_prompts_end_has_its_keys_cut_up_where_few_programs_would_see_them_all
         assert num_splits(-(-1024 // queries) * num_kv_heads, 1024, None) == 1
 
 
-def test_distributions_of_many_sequences_never_exist_at_the_same_time(draft_folder: Path) -> None:
+def test_at_most_16_sequences_have_their_distributions_at_one_time(draft_folder: Path) -> None:
     built = tiny_engine(
         draft_folder=draft_folder, max_running_requests=40, num_pages=600, native_kernels="off"
     )
