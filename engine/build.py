@@ -1,4 +1,4 @@
-"""The heavy door: loads models, sizes the pool, wires the engine. Only the command line uses it."""
+"""Loads models, sizes the pool and connects the engine. Importing it loads torch."""
 
 import logging
 from collections.abc import Callable
@@ -44,17 +44,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An engine that no thread owns yet, and the models in it (benchmarks and tests look)."""
+    """Holds an engine without a thread, and its parts for benchmarks and tests."""
 
     engine: EngineCore
     target: LoadedTarget
     draft: LoadedDraft | None
     proposer: Proposer
     memory: MemoryPlan
-    linear: LinearFunction  # what stands for F.linear here
-    runner: Target  # the engine's own target passes
+    linear: LinearFunction  # replaces F.linear
+    runner: Target  # runs the engine's target passes
     pool: KVPool
-    context_kernel: ContextKernel | None  # what writes context in the stacked form
+    context_kernel: ContextKernel | None  # writes context KV in the stacked form
 
 
 def build_engine(config: EngineConfig) -> EngineWorker:
@@ -114,10 +114,10 @@ def wire_engine(
 ) -> Built:
     """Check the target, size the pool and connect the parts.
 
-    tap_layers: what the target's passes hand over, to the recorder that is; with a draft they are
-    the draft's own. acceleration: None chooses what the config and the device allow.
-    costs: what the draft budget goes by; None measures them if there is one.
-    Raises LoadError when the target fails its self-check or the memory does not suffice.
+    tap_layers: captured for the recorder; None with a draft, which determines them.
+    device_backend: None chooses by config and device.
+    costs: of target and draft passes, for the draft budget; None measures them.
+    Raises LoadError when the target fails its self-check or memory is too small.
     """
     models = prepare_models(
         config,
@@ -131,12 +131,12 @@ def wire_engine(
     draft_budget = make_draft_budget(
         config, draft, _cost_rig(config, models, passes, device), costs=costs
     )
-    listener = _times_listener(draft_budget, is_measured=costs is None, device=device)
+    record_times = _cost_correction(draft_budget, is_measured=costs is None, device=device)
     details = describe(config, models, passes, draft_budget, device)
     log_start(details)
     return Built(
         engine=_make_engine(
-            config, models, passes, draft_budget, recorder, listener, details, device
+            config, models, passes, draft_budget, recorder, record_times, details, device
         ),
         target=models.target,
         draft=draft,
@@ -152,7 +152,7 @@ def wire_engine(
 def _cost_rig(
     config: EngineConfig, models: PreparedModels, passes: ModelPasses, device: torch.device
 ) -> CostRig:
-    """The engine's own passes, for measuring what rows cost."""
+    """Select what cost profiling needs of the engine's passes."""
     return CostRig(
         target=passes.target,
         proposer=passes.proposer,
@@ -166,10 +166,10 @@ def _cost_rig(
     )
 
 
-def _times_listener(
+def _cost_correction(
     draft_budget: DraftBudgetByLoad | None, *, is_measured: bool, device: torch.device
 ) -> Callable[[StepTimes], None] | None:
-    """Who corrects measured costs by steps, where the host's clock tells what a pass takes."""
+    """Choose what corrects measured costs by step times; None on a device that runs ahead."""
     if draft_budget is None or not is_measured or device.type != "cpu":
         return None
     return draft_budget.record_times
@@ -185,7 +185,7 @@ def _make_engine(
     details: dict[str, object],
     device: torch.device,
 ) -> EngineCore:
-    """Scheduler and step loop over the passes."""
+    """Connect the scheduler and the step loop to the passes."""
     target, memory = models.target, passes.memory
     pages = PageManager(
         num_pages=memory.num_pages, page_size=memory.page_size, prefix_cache=config.prefix_cache

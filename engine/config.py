@@ -1,4 +1,4 @@
-"""What `build_engine` needs to know, resolved from settings by the server. No torch here."""
+"""Configures an engine. Importing it loads no torch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One frozen value; every field has the meaning of the setting of the same name."""
+    """Holds the engine's settings; each field has the meaning of the setting of its name."""
 
     target: str  # folder or hub id
     target_revision: str | None = None
@@ -23,20 +23,20 @@ class EngineConfig:
     draft: str | None = None  # folder or hub id; None: no speculation
     draft_revision: str | None = None
     draft_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the draft's matrices
-    allow_other_target: bool = False  # a draft that names another target is taken all the same
+    allow_other_target: bool = False  # load a draft that names another target
     num_draft_tokens: int | None = None  # verified per round; None: the draft's block size
-    draft_budget: Literal["auto", "always"] = "auto"  # always: that many at any load
+    draft_budget: Literal["auto", "always"] = "auto"  # always: num_draft_tokens at any load
     confidence_threshold: float | None = None  # None: every draft token is verified
     stacked_context_kv: ContextKVMode = "auto"
     page_size: int = 16  # tokens
-    num_pages: int | None = None  # exactly this many, instead of a size in bytes
+    num_pages: int | None = None  # exact number, instead of a size in bytes
     memory_gib: float = 1.0  # pool size on CPU
     memory_fraction: float = 0.85  # of the device's memory, weights included, on CUDA
     prefix_cache: bool = True
     attention_backend: Literal["auto", "reference", "triton", "flashinfer"] = "auto"
-    graphs: Literal["auto", "off"] = "auto"  # auto: recorded at start on CUDA
+    graphs: Literal["auto", "off"] = "auto"  # auto: captured at start on CUDA
     native_kernels: Literal["auto", "off"] = "auto"  # compiled for this CPU at the first start
     max_running_requests: int = 16
     max_queued_requests: int = 256
     prefill_chunk_tokens: int = 512
-    num_threads: int | None = None  # torch threads; None: the cores really available
+    num_threads: int | None = None  # torch threads; None: the usable cores

@@ -1,4 +1,4 @@
-"""What the engine says about itself, at start and to /server_info."""
+"""Describes the engine: models, chosen kernels with reasons, budgets and memory."""
 
 import logging
 from collections.abc import Mapping
@@ -28,6 +28,7 @@ def describe(
     draft_budget: DraftBudgetByLoad | None,
     device: torch.device,
 ) -> dict[str, object]:
+    """Make the details of `EngineInfo`, JSON-ready, for the start report and /server_info."""
     target, path, device_backend = models.target, models.path, models.device_backend
     return {
         "device": str(device),
@@ -115,6 +116,6 @@ def _describe_budget(config: EngineConfig, budget: DraftBudgetByLoad | None) -> 
 
 
 def log_start(details: Mapping[str, Any]) -> None:
-    """The start-up log: which paths are active and why, and what takes how much memory."""
-    for about, said in start_rows(details):
-        logger.info("%s: %s", about, said)
+    """Log the start report, a line for each row."""
+    for label, text in start_rows(details):
+        logger.info("%s: %s", label, text)

@@ -1,4 +1,4 @@
-"""A recording of what the engine's thread does, for chrome://tracing or Perfetto."""
+"""Profiles the engine's thread, for chrome://tracing or Perfetto."""
 
 import logging
 import time
@@ -14,14 +14,17 @@ logger = logging.getLogger(__name__)
 
 
 class StepProfiler:
-    """At most one recording at a time. Start and stop it in the thread whose steps are meant."""
+    """Runs at most one profile at a time. Start and stop it in the thread that is profiled."""
 
     def __init__(self) -> None:
         self._running: Any = None
         self._folder = Path()
 
     def start(self, folder: Path) -> None:
-        """Raises RequestRejected while a recording runs, or for a folder that cannot be made."""
+        """Start a profile.
+
+        Raises RequestRejected while one runs, or for a folder that cannot be created.
+        """
         if self._running is not None:
             raise RequestRejected("a profile is being recorded; stop it first")
         try:
@@ -40,7 +43,7 @@ class StepProfiler:
         self._running, self._folder = recording, folder
 
     def stop(self) -> Path:
-        """Write the recording; its file. Raises RequestRejected when none runs."""
+        """Write the profile and return its file. Raises RequestRejected when none runs."""
         if self._running is None:
             raise RequestRejected("no profile is being recorded; start one first")
         recording, self._running = self._running, None

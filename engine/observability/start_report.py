@@ -1,6 +1,6 @@
-"""What an engine is and does here and why, in sentences: for the log at start and for the doctor.
+"""Formats the details of an engine as text, for the log at start and for `dspark doctor`.
 
-Made from `EngineInfo.details` alone; importing this loads no torch.
+Reads `EngineInfo.details` alone; importing this loads no torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,14 +8,14 @@ from typing import Any
 
 from engine.model_setup.memory_plan import GIB, size_text
 
-Row = tuple[str, str]  # what it is about, and what there is to say
+Row = tuple[str, str]  # label, text
 
-_KERNELS = {"native": "native kernels", "torch": "PyTorch", "transformers": "transformers"}
-_STACKED = "one product writes all layers of the draft's context"
+_KERNELS = {"native": "CPU kernels", "torch": "PyTorch", "transformers": "transformers"}
+_STACKED = "one matrix product for all layers"
 
 
 def start_rows(details: Mapping[str, Any]) -> list[Row]:
-    """details: as `engine.describe` makes them."""
+    """Format details that `describe` has made."""
     return [*_target_rows(details), *_draft_rows(details), *_memory_rows(details)]
 
 
@@ -33,8 +33,8 @@ def _target_rows(details: Mapping[str, Any]) -> Iterator[Row]:
     )
     yield (
         "self-check",
-        f"over {check['tokens']} tokens logits are within {check['logits_difference']:.1e} of the "
-        "model's own",
+        f"over {check['tokens']} tokens logits differ from the model's own by at most "
+        f"{check['logits_difference']:.1e} of the largest",
     )
     yield "target's steps", f"run by {_KERNELS[steps['path']]}{_because(steps['reason'])}"
     yield "attention", f"{details['attention']}{_because(details['attention_reason'])}"
@@ -55,15 +55,15 @@ def _draft_rows(details: Mapping[str, Any]) -> Iterator[Row]:
     )
     yield (
         "draft blocks",
-        f"{draft['block_size']} draft tokens, of which {draft['num_draft_tokens']} are verified at "
-        "most (anchor and bonus not counted)",
+        f"{draft['block_size']} draft tokens, at most {draft['num_draft_tokens']} of them verified "
+        "(anchor and bonus not counted)",
     )
     yield from _budget_rows(draft["budget"])
     if draft["confidence_threshold"] is not None:
         by = "calibrated" if draft["calibrated"] else "uncalibrated"
         yield (
             "confidence",
-            "draft tokens are verified while the block stands up to them with a chance of "
+            "draft tokens are verified while they survive with a probability of at least "
             f"{draft['confidence_threshold']:g}, by {by} confidences",
         )
     passes, context_kv = draft["passes"], details["context_kv"]
@@ -80,21 +80,21 @@ def _draft_rows(details: Mapping[str, Any]) -> Iterator[Row]:
 
 def _budget_rows(budget: Mapping[str, Any]) -> Iterator[Row]:
     if budget["mode"] == "always":
-        yield "draft budget", "always: every round verifies its whole number"
+        yield "draft budget", "always: every round verifies all its draft tokens"
         return
     most = ", ".join(
-        f"{count} if tokens stand with a chance of {chance}"
+        f"{count} if tokens are accepted with probability {chance}"
         for chance, count in budget["most_sequences_by_chance"].items()
     )
-    yield "draft budget", f"auto: most sequences at once for which drafts pay: {most}"
-    for about, by, table in (
+    yield "draft budget", f"auto: drafts pay for so many sequences at once: {most}"
+    for label, by, table in (
         ("target pass", "rows", budget["pass_ms_by_rows"]),
         ("single rows", "sequences", budget["single_row_pass_ms_by_sequences"]),
         ("draft pass", "sequences", budget["draft_ms_by_sequences"]),
     ):
         if table is not None:
             points = ", ".join(f"{size}: {ms:.3g}" for size, ms in table.items())
-            yield about, f"milliseconds by {by}, as measured: {points}"
+            yield label, f"milliseconds by number of {by}, as measured: {points}"
 
 
 def _memory_rows(details: Mapping[str, Any]) -> Iterator[Row]:
@@ -105,7 +105,7 @@ def _memory_rows(details: Mapping[str, Any]) -> Iterator[Row]:
         "largest step": memory["step_gib"],
         "graphs": memory["graphs_gib"],
     }
-    # What there is none of, or was not measured, is left out.
+    # A part of no bytes, or one that is not measured here, has no entry.
     taken = [f"{name} {size_text(GIB * size)}" for name, size in sizes.items() if size]
     yield "memory", ", ".join([*taken, f"KV pool {size_text(GIB * memory['pool_gib'])}"])
     yield (

@@ -1,4 +1,4 @@
-"""One line of log per interval of work, never one per request and never a prompt."""
+"""Logs throughput and acceptance, one line per interval of work and none per request."""
 
 import logging
 import time
@@ -10,9 +10,9 @@ logger = logging.getLogger(__name__)
 
 
 class StatsLog:
-    """Says how the engine did since its last line, in key=value.
+    """Logs the counters' increase since the last line, as key=value.
 
-    An interval has so many seconds in which there was work, which busy_s tells.
+    An interval lasts interval_s seconds of work; idle time does not count. busy_s is its length.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Counters of the step loop; one snapshot serves the log and /metrics."""
+"""Counts what steps do, for the statistics log and /metrics."""
 
 import time
 from collections import Counter
@@ -9,7 +9,7 @@ from engine.scheduler.scheduler import Committed
 
 
 class StepMetrics:
-    """What steps did and where their time went. Written by the engine's thread alone."""
+    """Counts steps, rounds and rows, and times stages. Written by the engine's thread alone."""
 
     def __init__(self, *, block_size: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -37,6 +37,7 @@ class StepMetrics:
             self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + spent
 
     def record(self, committed: Sequence[Committed]) -> None:
+        """Count one step and what it committed."""
         self.num_steps += 1
         for done in committed:
             if done.event is None:

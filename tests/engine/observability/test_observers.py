@@ -1,4 +1,4 @@
-"""What the engine says about itself while it runs."""
+"""Observers of the running engine: the statistics log and the acceptance monitor."""
 
 import asyncio
 import logging
@@ -67,7 +67,7 @@ def test_a_collapse_under_load_costs_a_warning_and_no_pass(
     assert after.num_steps <= 226
 
 
-def test_one_line_an_interval_tells_rates_of_that_interval(
+def test_each_interval_has_a_line_with_its_rates(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = 0.0
@@ -94,7 +94,7 @@ def test_one_line_an_interval_tells_rates_of_that_interval(
     assert len(lines) == 2
 
 
-def test_idle_time_is_no_part_of_an_interval(caplog: pytest.LogCaptureFixture) -> None:
+def test_idle_time_does_not_count_in_an_interval(caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
     log = StatsLog(interval_s=10.0, clock=lambda: now)
     with caplog.at_level(logging.INFO):

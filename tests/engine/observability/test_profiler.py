@@ -1,4 +1,4 @@
-"""A recording of steps, made while the engine serves."""
+"""A profile is recorded while the engine serves."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from tests.support.engine.tiny_models import write_tiny_draft
 from tests.support.engine.workers import collect_events, greedy_request, running_worker
 
 
-def test_a_profile_tells_what_the_engines_thread_did(tmp_path: Path) -> None:
+def test_a_profile_has_the_operators_of_the_engines_thread(tmp_path: Path) -> None:
     draft = write_tiny_draft(tmp_path / "draft")
 
     async def run() -> list[str]:
@@ -32,7 +32,7 @@ def test_a_profile_tells_what_the_engines_thread_did(tmp_path: Path) -> None:
     assert "aten::embedding" in names
 
 
-def test_a_folder_that_cannot_be_made_is_refused_and_the_engine_lives(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused_and_the_engine_goes_on(tmp_path: Path) -> None:
     draft = write_tiny_draft(tmp_path / "draft")
     (tmp_path / "file").write_text("")
 
