@@ -1,4 +1,4 @@
-"""What a training needs to know. Fields have the meaning of the settings of the same name."""
+"""Defines the configuration of a training; fields mean the settings of the same name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,11 +15,11 @@ FeatureMode = Literal["auto", "cached", "online"]
 class AnswersConfig:
     """How the target answers the prompts."""
 
-    temperatures: tuple[float, ...] = (0.0, 0.8)  # one answer of each prompt for each of them
+    temperatures: tuple[float, ...] = (0.0, 0.8)  # one answer per prompt and temperature
     top_p: float = 1.0
     top_k: int = -1
     max_new_tokens: int = 256
-    min_tokens: int = 14  # shorter answers teach nothing
+    min_tokens: int = 14  # shorter answers are left out
     concurrency: int = 16
     draft_model: str | None = None
     seed: int = 42
@@ -27,7 +27,7 @@ class AnswersConfig:
 
 @dataclass(frozen=True, slots=True)
 class OwnPromptsConfig:
-    """How the target writes prompts itself."""
+    """How the target generates prompts."""
 
     count: int = 0
     temperature: float = 1.0
@@ -38,7 +38,7 @@ class OwnPromptsConfig:
 
 @dataclass(frozen=True, slots=True)
 class FeaturesConfig:
-    """Where hidden states are kept."""
+    """Where hidden states are stored."""
 
     mode: FeatureMode = "auto"
     disk_budget_gib: float = 8.0
@@ -46,7 +46,7 @@ class FeaturesConfig:
 
 @dataclass(frozen=True, slots=True)
 class DesignConfig:
-    """The draft's shape; None is the target's own."""
+    """The shape of the draft; None means the value of the target."""
 
     block_size: int = 5
     draft_vocab_size: int | None = None  # None: the target's whole vocabulary
@@ -61,12 +61,12 @@ class DesignConfig:
     num_kv_heads: int | None = None
     head_dim: int | None = None
     rope_theta: float | None = None
-    mask_token_id: int | None = None  # None: the last id that no training text holds
+    mask_token_id: int | None = None  # None: the last id that no training text contains
 
 
 @dataclass(frozen=True, slots=True)
 class LearningConfig:
-    """The run around the recipe's steps."""
+    """Start, validation, checkpoints and export of a training."""
 
     start: Start = "target"
     start_draft: str | None = None
@@ -79,7 +79,7 @@ class LearningConfig:
 
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
-    """One frozen value."""
+    """All parts of the configuration."""
 
     target: str  # folder or hub id
     output: Path
@@ -95,5 +95,5 @@ class TrainingConfig:
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
     design: DesignConfig = field(default_factory=DesignConfig)
     learning: LearningConfig = field(default_factory=LearningConfig)
-    recipe: Mapping[str, Any] = field(default_factory=dict)  # fields of draft.training.Recipe
-    evaluation_prompts: int = 8  # of each set, greedy and sampled, for the model card; 0: none
+    recipe: Mapping[str, Any] = field(default_factory=dict)  # fields of Recipe
+    evaluation_prompts: int = 8  # per set, greedy and sampled, for the model card; 0: none

@@ -1,4 +1,4 @@
-"""What can keep a training from going on, in one line each."""
+"""Defines the error of a training."""
 
 
 class TrainingError(Exception):

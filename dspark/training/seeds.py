@@ -1,8 +1,8 @@
-"""Seeds of what a training draws, each from what it is for."""
+"""Derives the seeds of a training."""
 
 import hashlib
 
 
 def seed_of(*parts: object) -> int:
-    """32 bits that follow from the parts alone: the setting's seed, then what tells draws apart."""
+    """Hash the parts, the seed setting first, to 32 bits."""
     return int(hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()[:8], 16)

@@ -23,7 +23,7 @@ from dspark.training.data.prompts import (
     read_training_prompts,
     write_prompts,
 )
-from dspark.training.run.own_prompt_texts import own_prompts, user_turn_of
+from dspark.training.run.own_prompt_stage import load_own_prompts, user_turn_of
 from dspark.training.settings.begun_training import (
     begin,
     decisive_settings,
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
         training = Training(config, progress=progress)
         if turn is not None:
-            written = own_prompts(
+            written = load_own_prompts(
                 training, codec, turn, own, folder=output, others=prompts, progress=progress
             )
             prompts += written
@@ -93,10 +93,10 @@ def run(args: argparse.Namespace) -> int:
         held_out = [p for p, found in zip(prompts, encoded, strict=True) if found.is_held_out]
         write_prompts(output / "held-out-prompts.jsonl", held_out)
         outcome = training.run(encoded)
-    learned = outcome.learned
+    result = outcome.result
     if outcome.lengths is not None:
         print("\n".join(outcome.lengths.lines()))
-    print(f"steps={learned.num_steps} exported_step={learned.exported_step} draft={outcome.folder}")
+    print(f"steps={result.num_steps} exported_step={result.exported_step} draft={outcome.folder}")
     return 0
 
 

@@ -1,11 +1,11 @@
-"""What the target says to the prompts, in a file that a killed run goes on with."""
+"""Generates answers of the target in a file from which an interrupted run resumes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dspark.training.config import AnswersConfig
-from dspark.training.data.jsonl_file import LineFile
+from dspark.training.data.jsonl_file import JsonLinesFile
 from dspark.training.data.prompts import TrainingPrompt
 from dspark.training.seeds import seed_of
 from engine.api import EngineSamplingParams, Request
@@ -16,7 +16,7 @@ from engine.errors import LoadError
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to answer: a prompt has one answer for each."""
+    """One sampling variant; every prompt has one answer per variant."""
 
     name: str
     place: int
@@ -24,15 +24,15 @@ class Variant:
 
     @classmethod
     def all_of(cls, config: AnswersConfig) -> "tuple[Variant, ...]":
-        """In the order of the temperatures. A name holds all that an answer depends on."""
-        rest = f"p{config.top_p:g}-k{config.top_k}-n{config.max_new_tokens}-s{config.seed}"
+        """Return the variants in the order of temperatures; names contain all sampling settings."""
+        sampling = f"p{config.top_p:g}-k{config.top_k}-n{config.max_new_tokens}-s{config.seed}"
         return tuple(
-            cls(f"{place}-t{temperature:g}-{rest}", place, config)
+            cls(f"{place}-t{temperature:g}-{sampling}", place, config)
             for place, temperature in enumerate(config.temperatures)
         )
 
     def params(self, key: str) -> EngineSamplingParams:
-        """Each answer has a seed of its own."""
+        """Return sampling parameters with a separate seed for each prompt."""
         config = self.config
         return EngineSamplingParams(
             max_new_tokens=config.max_new_tokens,
@@ -45,7 +45,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer of the target, its end-of-sequence token included."""
+    """One answer of the target, including its end-of-sequence token."""
 
     key: str
     variant: str
@@ -54,28 +54,28 @@ class Answer:
 
 
 class AnswerFile:
-    """answers.jsonl: the target's name in the first line, then an answer a line, appended."""
+    """Stores answers.jsonl: the target's fingerprint, then one answer per line, appended."""
 
     def __init__(self, *, path: Path, target: str) -> None:
-        """Opens or begins the file. Raises LoadError for another target's, or a broken line."""
-        self._file = LineFile(path)
+        """Opens or creates the file. Raises LoadError for another target or an invalid line."""
+        self._file = JsonLinesFile(path)
         lines = self._file.lines()
         if not lines:
             self._file.append({"target": target})
         elif lines[0].get("target") != target:
             raise LoadError(
                 f"{path}: target: found {lines[0].get('target')}; accepted: {target}, which is the "
-                "target's fingerprint (another output folder begins anew)"
+                "target's fingerprint (use another output folder)"
             )
         self._answers = {(found.key, found.variant): found for found in map(_answer, lines[1:])}
 
     def find(self, prompt: TrainingPrompt, variant: Variant) -> Answer | None:
-        """The answer to just these tokens in just this way."""
+        """Return the answer to exactly these tokens with this variant."""
         found = self._answers.get((prompt.key, variant.name))
         return found if found is not None and found.prompt_ids == prompt.token_ids else None
 
     def add(self, answer: Answer) -> None:
-        """Raises OSError when the disk is full; what was there before stays."""
+        """Append an answer. Raises OSError if the disk is full; the file keeps its content."""
         self._file.append(
             {
                 "prompt": answer.key,
@@ -95,20 +95,21 @@ def generate_answers(
     *,
     report: Callable[[int], None],
 ) -> int:
-    """Let the target answer what it has not answered yet; how many that were.
+    """Generate the missing answers; return their number.
 
-    Reports answers at hand. Raises RequestRejected when a prompt cannot be served.
+    Reports the number of answers in the file. Raises RequestRejected for a prompt that cannot be
+    served.
     """
-    wanted = [(prompt, variant) for prompt in prompts for variant in Variant.all_of(config)]
-    missing = [pair for pair in wanted if file.find(*pair) is None]
-    # Texts of like length together: a batch's attention is padded to its longest.
+    pairs = [(prompt, variant) for prompt in prompts for variant in Variant.all_of(config)]
+    missing = [pair for pair in pairs if file.find(*pair) is None]
+    # Prompts of similar length together: attention is padded to the longest of a batch.
     missing.sort(key=lambda pair: len(pair[0].token_ids))
     by_id = {f"{prompt.key}/{variant.name}": (prompt, variant) for prompt, variant in missing}
     requests = [
         Request(name, prompt.token_ids, variant.params(prompt.key))
         for name, (prompt, variant) in by_id.items()
     ]
-    done = len(wanted) - len(missing)
+    done = len(pairs) - len(missing)
     report(done)
     for run in drive_each(engine, requests, concurrency=config.concurrency):
         prompt, variant = by_id[run.request.request_id]
@@ -121,7 +122,7 @@ def generate_answers(
 def count_missing(
     prompts: Sequence[TrainingPrompt], config: AnswersConfig, file: AnswerFile
 ) -> int:
-    """Answers that `generate_answers` would make."""
+    """Return how many answers `generate_answers` would generate."""
     variants = Variant.all_of(config)
     return sum(file.find(prompt, variant) is None for prompt in prompts for variant in variants)
 

@@ -1,4 +1,4 @@
-"""Hidden states on disk: bfloat16, some sequences a file, each file whole or not there."""
+"""Stores hidden states on disk in bfloat16, in shards that are written atomically."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -20,13 +20,13 @@ _SHARDS = "shard-*.safetensors"
 
 
 class FeatureStore:
-    """Sequences' hidden states, found by what the sequences are and not by where they stood.
+    """Hidden states of sequences, by the hash of the sequence.
 
         shard-00000.safetensors   name0.taps [T0, A]  name0.final [T0, E]
                                   name0.log_normaliser [T0]  name1.taps ...
 
-    So whoever has them may add them, in any order: the engine while it answers, or a pass over
-    what is missing. A kill costs what is not yet in a shard.
+    States may be added in any order: while the engine answers, or by a pass over missing ones.
+    An interrupted run loses states that are not yet in a shard.
     """
 
     def __init__(
@@ -37,78 +37,78 @@ class FeatureStore:
         budget_bytes: int,
         shard_tokens: int = _SHARD_TOKENS,
     ) -> None:
-        """identity names the target and its taps; shards that have another are removed.
+        """Opens the store and removes shards with another `identity` (target and taps).
 
-        budget_bytes: of all shards together.
+        budget_bytes: limit of all shards together.
         """
         self._folder = folder
         self._identity = identity
         self._budget = budget_bytes
         self._shard_tokens = shard_tokens
         self._shard_of: dict[str, Path] = {}  # by name
-        self._waiting: dict[str, HiddenStates] = {}  # not yet on disk
+        self._pending: dict[str, HiddenStates] = {}  # not yet on disk
         self._num_bytes = 0
         for path in sorted(folder.glob(_SHARDS)):
-            self._take_over(path)
+            self._register(path)
 
     def __contains__(self, sequence: TokenSequence) -> bool:
         name = sequence.name
-        return name in self._shard_of or name in self._waiting
+        return name in self._shard_of or name in self._pending
 
     def add(self, sequence: TokenSequence, hidden: HiddenStates) -> bool:
-        """Keep the states of a sequence; False if there is no room for them in the budget.
+        """Store the states of a sequence; return False if they exceed the budget.
 
-        Raises OSError when the disk is full; whole shards stay.
+        Raises OSError if the disk is full; complete shards stay.
         """
         if sequence in self:
             return True
-        kept = rounded(hidden)
-        size = sum(tensor.nbytes for tensor in _tensors(kept))
+        states = rounded(hidden)
+        size = sum(tensor.nbytes for tensor in _tensors(states))
         if self._num_bytes + size > self._budget:
             return False
-        self._waiting[sequence.name] = kept
+        self._pending[sequence.name] = states
         self._num_bytes += size
-        if sum(len(states.final) for states in self._waiting.values()) >= self._shard_tokens:
+        if sum(len(states.final) for states in self._pending.values()) >= self._shard_tokens:
             self.flush()
         return True
 
     def flush(self) -> None:
-        """Write what waits for a shard to be full. Raises OSError, and then it still waits."""
-        if not self._waiting:
+        """Write the pending states as a shard. Raises OSError and then keeps them pending."""
+        if not self._pending:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._next_path()
         tensors = {
             f"{name}.{part}": tensor.contiguous()
-            for name, states in self._waiting.items()
+            for name, states in self._pending.items()
             for part, tensor in zip(_PARTS, _tensors(states), strict=True)
         }
-        with _plain_errors(path), whole_file(path) as partial:
+        with _as_os_error(path), whole_file(path) as partial:
             save_file(tensors, partial, metadata={"identity": self._identity})
-        self._shard_of |= dict.fromkeys(self._waiting, path)
-        self._waiting.clear()
+        self._shard_of |= dict.fromkeys(self._pending, path)
+        self._pending.clear()
 
     def find(self, sequence: TokenSequence) -> HiddenStates | None:
-        """What was added, rounded."""
+        """Return the states of a sequence, rounded; None if missing."""
         name = sequence.name
-        if name in self._waiting:
-            return self._waiting[name]
+        if name in self._pending:
+            return self._pending[name]
         path = self._shard_of.get(name)
         if path is None:
             return None
         with safe_open(path, framework="pt") as file:
             return HiddenStates(*(file.get_tensor(f"{name}.{part}") for part in _PARTS))
 
-    def forget_all_but(self, sequences: Iterable[TokenSequence]) -> None:
-        """Remove the shards that hold nothing of these."""
-        wanted = {sequence.name for sequence in sequences}
-        used = {path for name, path in self._shard_of.items() if name in wanted}
+    def keep_only(self, sequences: Iterable[TokenSequence]) -> None:
+        """Remove the shards that contain none of these sequences."""
+        kept = {sequence.name for sequence in sequences}
+        used = {path for name, path in self._shard_of.items() if name in kept}
         for path in set(self._shard_of.values()) - used:
             self._num_bytes -= path.stat().st_size
             path.unlink()
         self._shard_of = {name: path for name, path in self._shard_of.items() if path in used}
 
-    def _take_over(self, path: Path) -> None:
+    def _register(self, path: Path) -> None:
         names = _names_in(path, self._identity)
         if not names:
             logger.info("removed %s: hidden states of another target or other taps", path)
@@ -127,7 +127,7 @@ def _tensors(hidden: HiddenStates) -> tuple[Tensor, ...]:
 
 
 def _names_in(path: Path, identity: str) -> set[str]:
-    """Of the sequences in a shard; none if it cannot be read or belongs to something else."""
+    """Return the names in a shard; none if it is unreadable or has another identity."""
     try:
         with safe_open(path, framework="pt") as file:
             if (file.metadata() or {}).get("identity") != identity:
@@ -138,8 +138,8 @@ def _names_in(path: Path, identity: str) -> set[str]:
 
 
 @contextmanager
-def _plain_errors(path: Path) -> Iterator[None]:
-    """A full disk is an OSError, whoever meets it."""
+def _as_os_error(path: Path) -> Iterator[None]:
+    """Raise OSError for a full disk, also when safetensors finds it."""
     try:
         yield
     except SafetensorError as error:

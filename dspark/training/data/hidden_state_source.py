@@ -1,4 +1,4 @@
-"""Where hidden states come from: kept while answering, read in a second pass, or at each visit."""
+"""Provides hidden states: recorded while answering, by a second pass, or at each visit."""
 
 import logging
 import math
@@ -9,11 +9,11 @@ import torch
 
 from dspark.demo.source import Progress
 from dspark.training.config import FeaturesConfig
-from dspark.training.data.examples import Examples, OnlineExamples, TokenSequence
+from dspark.training.data.examples import Examples, TokenSequence
 from dspark.training.data.feature_store import FeatureStore
-from dspark.training.data.features import CachedExamples, cache_bytes
-from dspark.training.data.hidden_states import HiddenReader
-from dspark.training.data.state_recorder import Normalise, StateKeeper, final_norm_of
+from dspark.training.data.hidden_states import HiddenStateReader
+from dspark.training.data.sequence_examples import SequenceExamples, cache_bytes
+from dspark.training.data.state_recorder import HiddenStateRecorder, Normalise, final_norm_of
 from engine.errors import LoadError
 from engine.loading.target import LoadedTarget, by_transformers_alone
 from engine.model_setup.memory_plan import GIB, size_text
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class HiddenStateSource:
-    """The target's hidden states over the sequences of one training, each computed once if room."""
+    """Hidden states of the sequences of one training, stored as far as the budget allows."""
 
     def __init__(
         self,
@@ -34,12 +34,12 @@ class HiddenStateSource:
         folder: Path,
         device: torch.device,
     ) -> None:
-        """Raises LoadError for a target whose logits are more than a head times a state."""
+        """Raises LoadError for a target whose logits are not head times final state."""
         self._target = target
         self._tap_layers = tap_layers
         self._config = config
         self._device = device
-        self._reader = HiddenReader(target=target, tap_layers=tap_layers, device=device)
+        self._reader = HiddenStateReader(target=target, tap_layers=tap_layers, device=device)
         with by_transformers_alone(target.model, "sdpa"):
             self._reader.refuse_other_heads()
         self._store: FeatureStore | None = None
@@ -52,17 +52,17 @@ class HiddenStateSource:
 
     @property
     def engine_taps(self) -> tuple[int, ...]:
-        """What an engine with a keeper must hand over."""
+        """Layers that an engine with the recorder must tap."""
         return (*self._tap_layers, self._target.num_layers - 1)
 
-    def keeper(self, *, min_answer_tokens: int) -> StateKeeper | None:
-        """For an engine that answers without drafts; None where states cannot be kept."""
+    def recorder(self, *, min_answer_tokens: int) -> HiddenStateRecorder | None:
+        """Return a recorder for an engine without a draft; None if states cannot be recorded."""
         if self._store is None:
             return None
         norm = final_norm_of(self._target, device=self._device)
         if norm is None:
             return None
-        return StateKeeper(
+        return HiddenStateRecorder(
             store=self._store,
             final_norm=norm,
             hidden_size=self._target.hidden_size,
@@ -71,22 +71,20 @@ class HiddenStateSource:
         )
 
     def flush(self) -> None:
-        """What a keeper has put aside is on the disk. Raises OSError when that is full."""
+        """Write pending states to the disk. Raises OSError if it is full."""
         if self._store is not None:
             self._store.flush()
 
     def examples(
         self, train: Sequence[TokenSequence], held_out: Sequence[TokenSequence], progress: Progress
     ) -> tuple[Examples, Examples]:
-        """Of both sides; what is missing is computed here, as far as the disk budget goes.
+        """Return the examples of both splits; computes missing states within the disk budget.
 
-        Used within `by_transformers_alone`. Raises LoadError when all must fit and does not.
+        For use within `by_transformers_alone`. Raises LoadError in mode `cached` if the states
+        exceed the budget.
         """
         if self._store is None:
-            return (
-                OnlineExamples(sequences=train, compute=self._reader),
-                OnlineExamples(sequences=held_out, compute=self._reader),
-            )
+            return self._with_states(train), self._with_states(held_out)
         everything = [*train, *held_out]
         size = cache_bytes(
             everything,
@@ -100,8 +98,8 @@ class HiddenStateSource:
                 f"features.disk_budget_gib: found {budget:g}; accepted: at least {enough:g} for "
                 "these sequences, or features.mode auto or online"
             )
-        self._store.forget_all_but(everything)
-        whole = self._cached(everything)
+        self._store.keep_only(everything)
+        whole = self._with_states(everything)
         num_missing = whole.num_missing
         if num_missing:
             label = f"hidden states, {num_missing} missing, {size_text(size)} in all"
@@ -109,16 +107,14 @@ class HiddenStateSource:
             num_missing -= whole.fill(progress.update)
         if num_missing:
             logger.info(
-                "hidden states of %d sequences are over the budget of %g GiB: they are computed at "
-                "each visit",
+                "hidden states of %d sequences exceed %g GiB and are computed at each visit",
                 num_missing,
                 budget,
             )
-        return self._cached(train), self._cached(held_out)
+        return self._with_states(train), self._with_states(held_out)
 
-    def _cached(self, sequences: Sequence[TokenSequence]) -> CachedExamples:
-        assert self._store is not None
-        return CachedExamples(sequences=sequences, store=self._store, compute=self._reader)
+    def _with_states(self, sequences: Sequence[TokenSequence]) -> SequenceExamples:
+        return SequenceExamples(sequences=sequences, compute=self._reader, store=self._store)
 
     def _normalise(self) -> Normalise:
         return lambda final, start: self._reader.log_normaliser(final.to(self._device), start=start)

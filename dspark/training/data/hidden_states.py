@@ -1,4 +1,4 @@
-"""The target's hidden states over whole sequences, as transformers alone computes them."""
+"""Computes the target's hidden states over whole sequences with transformers."""
 
 from typing import Any
 
@@ -13,15 +13,15 @@ from engine.runner.taps import Taps
 
 _PROBE_TOKENS = 8
 _ROWS_AT_ONCE = 256  # of logits in memory
-# Of the largest logit. A difference in rounding stays below, whatever is done on purpose above.
+# Relative to the largest logit: above rounding, below any scale, cap or bias.
 _TOLERANCE = {torch.float32: 1e-3}
 _LOW_PRECISION_TOLERANCE = 3e-2
 
 
-class HiddenReader:
-    """One pass of the target over one sequence, without a pool and without its head.
+class HiddenStateReader:
+    """Runs the target over one sequence, without a pool and without its head.
 
-    Used within `by_transformers_alone`: the model must not ask for a pool.
+    For use within `by_transformers_alone`: attention must not use a pool.
     """
 
     def __init__(
@@ -43,10 +43,9 @@ class HiddenReader:
             return HiddenStates(taps.take(final.shape[0]), final, log_normaliser)
 
     def log_normaliser(self, final: Float[Tensor, "T E"], *, start: int) -> Float[Tensor, "T"]:
-        """Of the target's logits, in float32.
+        """Return logsumexp of the target's logits in float32, for rows from `start`; else 0.
 
-        From `start` on: anchors lie in the answer, and a head over a large vocabulary is half of
-        the work of a small target.
+        Only rows of the answer are used, and a large head is half the work of a small target.
         """
         rows = final[start:].float()
         parts = [
@@ -56,9 +55,9 @@ class HiddenReader:
         return torch.cat([rows.new_zeros(start), *parts])
 
     def refuse_other_heads(self) -> None:
-        """A draft speaks through the target's head alone: what else is done to logits is lost.
+        """Raise LoadError if the target's logits are not head times final hidden state.
 
-        Raises LoadError where the target's logits are not head times final hidden state.
+        A draft applies only the matrix of the head.
         """
         probe = TokenSequence(tuple(i % self._target.vocab_size for i in range(_PROBE_TOKENS)), 0)
         final = self(probe).final
@@ -74,6 +73,6 @@ class HiddenReader:
         is_capped = getattr(config, "final_logit_softcapping", None) is not None
         if is_capped or difference > share * ours.abs().max():
             raise LoadError(
-                "model.path: this target does more to its logits than one matrix product (a scale, "
-                "a cap or a bias), which a draft could not follow; accepted: a plain head"
+                "model.path: found a target that applies a scale, a cap or a bias to its logits; "
+                "accepted: logits that are one matrix product, as a draft computes them"
             )

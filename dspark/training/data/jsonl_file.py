@@ -1,4 +1,4 @@
-"""A file of JSON objects, one a line, that a killed run goes on with."""
+"""Reads and appends JSON lines in a file from which an interrupted run resumes."""
 
 import json
 import os
@@ -8,22 +8,22 @@ from pathlib import Path
 from engine.errors import LoadError
 
 
-class LineFile:
-    """Every line is on the disk before the next is written, so that a kill costs one at most."""
+class JsonLinesFile:
+    """A file of JSON objects, synced after each line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, entry: Mapping[str, object]) -> None:
-        """Raises OSError when the disk is full; what was there before stays."""
-        from draft.atomic_write import append_line  # its package loads torch
+        """Append a line. Raises OSError if the disk is full; the file keeps its content."""
+        from draft.atomic_write import append_line  # loads torch
 
         append_line(self.path, json.dumps(entry))
 
     def lines(self) -> list[Mapping[str, object]]:
-        """All of them; half a line at the end, which a kill left, is cut off.
+        """Return all lines; truncates an incomplete last line of an interrupted run.
 
-        Raises LoadError for a line that is none of this command's.
+        Raises LoadError for an invalid line.
         """
         if not self.path.exists():
             return []
@@ -40,7 +40,7 @@ class LineFile:
             found = None
         if not isinstance(found, dict):
             raise LoadError(
-                f"{self.path}:{number}: this is no JSON object; accepted: a line written by this "
-                "command (remove it, and what it said is made again)"
+                f"{self.path}:{number}: found no JSON object; accepted: a line written by this "
+                "command (remove it to generate its content again)"
             )
         return found

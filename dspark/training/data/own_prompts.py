@@ -1,7 +1,7 @@
-"""Prompts that the target writes itself: what it says where a user would speak. No torch here.
+"""Collects prompts that the target generates itself, each once. Loads no torch.
 
-An instruct model that is shown the opening of a user's turn, and nothing more, goes on with a
-prompt of the kind that it was taught with (Xu et al. 2024, "Magpie").
+After the opening of a user's turn, an instruct model continues with a prompt like those of its
+training (Xu et al. 2024, "Magpie").
 """
 
 import hashlib
@@ -13,51 +13,51 @@ from pathlib import Path
 
 from dspark.bench.workloads.prompts import Prompt
 from dspark.training.config import OwnPromptsConfig
-from dspark.training.data.jsonl_file import LineFile
+from dspark.training.data.jsonl_file import JsonLinesFile
 from engine.errors import LoadError
 
 PROMPT_SET = "own"
-_TRIES = 3  # turns for each prompt that is wanted, before giving up ...
-_FIRST_TRIES = 64  # ... and so many more
+_ATTEMPTS_PER_PROMPT = 3
+_EXTRA_ATTEMPTS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class UserTurn:
-    """How a chat template lets a user speak, in tokens."""
+    """The opening and the end of a user's turn in a chat template, as token ids."""
 
     opening_ids: tuple[int, ...]
-    end_ids: frozenset[int]  # special tokens that end the turn; may be none
+    end_ids: frozenset[int]  # special tokens that end the turn; may be empty
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenTurn:
-    """What the target said as the user."""
+class GeneratedTurn:
+    """A user's turn that the target generated."""
 
-    number: int  # from which everything random in it follows
-    token_ids: tuple[int, ...]  # without the token that ended it
-    has_end: bool  # whether it came to an end
+    number: int  # the source of its seed
+    token_ids: tuple[int, ...]  # without the end token
+    has_end: bool  # ended within the limit
 
 
-# Turns by number, in any order.
-WriteTurns = Callable[[Sequence[int]], Iterable[WrittenTurn]]
+# Generates the turns with these numbers, in any order.
+GenerateTurns = Callable[[Sequence[int]], Iterable[GeneratedTurn]]
 
 
 class OwnPromptFile:
-    """own-prompts.jsonl: a prompt a line, appended. `dspark eval --prompts` reads it too."""
+    """Stores own-prompts.jsonl, one prompt per line; `dspark eval --prompts` reads it too."""
 
     def __init__(
         self, *, path: Path, config: OwnPromptsConfig, target: str, turn: UserTurn
     ) -> None:
-        """Opens the file. Prompts that were written in another way than this are passed over.
+        """Opens the file; ignores prompts of other settings or another target.
 
-        target: its fingerprint. Raises LoadError for a broken line.
+        target: the fingerprint. Raises LoadError for an invalid line.
         """
         about = f"{target}/{turn.opening_ids}/{sorted(turn.end_ids)}".encode()
-        self._way = (
+        self._variant = (
             f"{hashlib.sha256(about).hexdigest()[:16]}-t{config.temperature:g}-p{config.top_p:g}"
             f"-n{config.max_tokens}-s{config.seed}"
         )
-        self._file = LineFile(path)
+        self._file = JsonLinesFile(path)
         found = map(self._prompt, self._file.lines())
         self._by_number = dict(numbered for numbered in found if numbered is not None)
 
@@ -68,14 +68,14 @@ class OwnPromptFile:
         return number in self._by_number
 
     def add(self, number: int, text: str) -> None:
-        """Raises OSError when the disk is full; what was there before stays."""
+        """Append a prompt. Raises OSError if the disk is full; the file keeps its content."""
         self._file.append(
-            {"category": PROMPT_SET, "prompt": text, "number": number, "way": self._way}
+            {"category": PROMPT_SET, "prompt": text, "number": number, "way": self._variant}
         )
         self._by_number[number] = text
 
     def first(self, num_prompts: int) -> tuple[Prompt, ...]:
-        """In the order of their numbers."""
+        """Return the prompts with the lowest numbers, in order."""
         chosen = sorted(self._by_number.items())[:num_prompts]
         return tuple(Prompt(PROMPT_SET, ({"role": "user", "content": text},)) for _, text in chosen)
 
@@ -84,65 +84,65 @@ class OwnPromptFile:
 
     def _prompt(self, line: Mapping[str, object]) -> tuple[int, str] | None:
         match line:
-            case {"prompt": str(text), "number": int(number), "way": self._way}:
+            case {"prompt": str(text), "number": int(number), "way": self._variant}:
                 return number, text
         return None
 
 
-def gather_own_prompts(
+def generate_own_prompts(
     config: OwnPromptsConfig,
     file: OwnPromptFile,
     *,
-    write: Callable[[], WriteTurns],
-    read: Callable[[Sequence[int]], str | None],
-    known: Iterable[str],
+    make_generator: Callable[[], GenerateTurns],
+    decode: Callable[[Sequence[int]], str | None],
+    existing: Iterable[str],
     report: Callable[[int], None],
 ) -> Mapping[str, int]:
-    """Let the file have as many prompts as are wanted; how many turns were dropped, by reason.
+    """Generate prompts until the file has `config.count`; return dropped turns by reason.
 
-    write: called once if anything is missing. read: a turn's text, None if it is none. known:
-    texts that are prompts already. Reports prompts at hand.
-    Raises LoadError when the target writes the same things over and over.
+    make_generator is called once if any prompt is missing. decode returns the text of a turn, or
+    None without valid text. existing: texts of other prompts. Reports the number of prompts.
+    Raises LoadError if the target repeats itself too often.
     """
-    taken = {_squeezed(text) for text in (*known, *file.texts())}
+    seen = {_normalised(text) for text in (*existing, *file.texts())}
     dropped: Counter[str] = Counter()
     numbers = (number for number in count() if number not in file)
-    num_left = _TRIES * config.count + _FIRST_TRIES
-    writer = write() if len(file) < config.count else None
+    num_left = _ATTEMPTS_PER_PROMPT * config.count + _EXTRA_ATTEMPTS
+    generate = make_generator() if len(file) < config.count else None
     report(len(file))
-    while writer is not None and len(file) < config.count:
-        asked = list(islice(numbers, min(config.count - len(file), num_left)))
-        if not asked:
+    while generate is not None and len(file) < config.count:
+        batch = list(islice(numbers, min(config.count - len(file), num_left)))
+        if not batch:
             raise LoadError(
-                f"own_prompts.count: found {config.count}; accepted: at most {len(file)} of what "
-                f"this target writes, for of all else {_told(dropped)} (a higher "
+                f"own_prompts.count: found {config.count}; accepted: at most {len(file)}, the "
+                f"usable prompts of this target; of the others {_counts(dropped)} (a higher "
                 "own_prompts.temperature or own_prompts.top_p makes prompts more varied)"
             )
-        num_left -= len(asked)
-        for turn in writer(asked):
-            text = read(turn.token_ids)
-            reason = _why_not(turn, text, taken)
+        num_left -= len(batch)
+        for turn in generate(batch):
+            text = decode(turn.token_ids)
+            reason = _drop_reason(turn, text, seen)
             if reason is not None or text is None:
                 dropped[reason or "no text"] += 1
                 continue
-            taken.add(_squeezed(text))
+            seen.add(_normalised(text))
             file.add(turn.number, text)
             report(len(file))
     return dropped
 
 
-def _why_not(turn: WrittenTurn, text: str | None, taken: set[str]) -> str | None:
+def _drop_reason(turn: GeneratedTurn, text: str | None, seen: set[str]) -> str | None:
     if not turn.has_end:
         return "too long"
     if text is None or not any(letter.isalnum() for letter in text):
         return "no text"
-    return "repeated" if _squeezed(text) in taken else None
+    return "repeated" if _normalised(text) in seen else None
 
 
-def _squeezed(text: str) -> str:
-    """What is the same in texts that differ in case and spaces alone."""
+def _normalised(text: str) -> str:
+    """Normalise case and white space."""
     return " ".join(text.casefold().split())
 
 
-def _told(dropped: Mapping[str, int]) -> str:
+def _counts(dropped: Mapping[str, int]) -> str:
     return ", ".join(f"{number} were {reason}" for reason, number in dropped.items()) or "nothing"

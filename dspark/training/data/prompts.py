@@ -1,4 +1,4 @@
-"""Prompts to train on: each with a name of its own and a side of the split. No torch here."""
+"""Reads training prompts and assigns them to the training or held-out split. Loads no torch."""
 
 import hashlib
 import json
@@ -17,16 +17,16 @@ from dspark.bench.workloads.prompts import (
 
 @dataclass(frozen=True, slots=True)
 class TrainingPrompts:
-    """What the files held. Keys say what a prompt is, and nothing of where it stood."""
+    """The prompts of all files, by a hash of their messages."""
 
     by_key: Mapping[str, Prompt]
     num_repeated: int
-    complaints: tuple[str, ...]  # of malformed lines that were skipped
+    complaints: tuple[str, ...]  # about malformed lines that were skipped
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPrompt:
-    """One prompt in tokens."""
+    """One prompt as token ids."""
 
     key: str
     prompt_set: str
@@ -35,10 +35,10 @@ class TrainingPrompt:
 
 
 def read_training_prompts(files: Sequence[Path], *, skips_malformed: bool) -> TrainingPrompts:
-    """Every prompt of the files once. A prompt set is a line's category, else the file's name.
+    """Read every prompt of the files once; its set is the category or else the file's name.
 
-    Raises PromptFileError for a line that is no prompt (unless those are skipped), for a file
-    without any, and OSError for one that cannot be read.
+    Raises PromptFileError for an invalid line, unless those are skipped, and for a file without
+    prompts. Raises OSError for an unreadable file.
     """
     by_key: dict[str, Prompt] = {}
     complaints: list[str] = []
@@ -61,20 +61,20 @@ def read_training_prompts(files: Sequence[Path], *, skips_malformed: bool) -> Tr
 
 
 def prompt_key(prompt: Prompt) -> str:
-    """A name that follows from the messages alone."""
+    """Hash the messages of a prompt."""
     text = json.dumps(list(prompt.messages), sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def is_held_out(key: str, *, share: float) -> bool:
-    """Whether a prompt is kept for validation: fixed by its key, whatever else is in the files."""
+    """Whether a prompt is held out; depends only on its key and the share."""
     return int(key[:8], 16) < share * (1 << 32)
 
 
 def write_prompts(file: Path, prompts: Sequence[Prompt]) -> None:
-    """In the form that `dspark eval --prompts` reads; without any there is no file.
+    """Write prompts for `dspark eval --prompts` atomically; remove the file without any.
 
-    Whole or not at all. Raises OSError when the disk is full.
+    Raises OSError if the disk is full.
     """
     if not prompts:
         file.unlink(missing_ok=True)

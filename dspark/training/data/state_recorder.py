@@ -1,4 +1,4 @@
-"""Hidden states of answers, kept while the engine answers: no second pass has to read them."""
+"""Records hidden states while the engine generates answers, to save a second pass."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -22,17 +22,16 @@ logger = logging.getLogger(__name__)
 _PROBE_TOKENS = 8
 _TOLERANCE = 1e-5
 
-# final states [T, E] in the target's dtype, first row that is asked for -> [T]; zeros before it
+# final states [T, E] in the target's dtype, first row to compute -> [T]; zeros before it
 Normalise = Callable[[Tensor, int], Tensor]
 
 
-class StateKeeper:
-    """A StepObserver that puts every answer's hidden states into a store as the answer ends.
+class HiddenStateRecorder:
+    """A StepObserver that stores the hidden states of every finished answer.
 
-    Each pass of the engine hands over its rows' taps, the last of which is the output of the
-    target's last layer, for the final norm. A preempted sequence computes its rows again, which
-    changes nothing here. A sequence of which a row was never computed, because the prefix cache
-    had it, is left out.
+    The last tap of each pass is the output of the target's last layer, the input of the final
+    norm. Rows that a preempted sequence computes again are ignored. A sequence with rows from the
+    prefix cache, which are never computed, is left out.
     """
 
     def __init__(
@@ -44,15 +43,15 @@ class StateKeeper:
         normalise: Normalise | None,
         min_answer_tokens: int,
     ) -> None:
-        """normalise: None takes the logits of the pass, which must be of float32."""
+        """normalise: None uses the logits of the pass, which must be float32."""
         self._store = store
         self._final_norm = final_norm
         self._hidden_size = hidden_size
         self._normalise = normalise
         self._min_answer_tokens = min_answer_tokens
-        self._growing: dict[str, _Growing] = {}  # by request id
-        self.num_kept = 0
-        self.num_left = 0  # without room, or with rows that were never computed
+        self._partial: dict[str, _PartialStates] = {}  # by request id
+        self.num_stored = 0
+        self.num_skipped = 0  # over the budget, or with rows that were not computed
 
     def record(
         self,
@@ -61,7 +60,7 @@ class StateKeeper:
         output: TargetOutput,
         committed: Sequence[Committed],
     ) -> None:
-        assert block is None, "rows of drafts are not kept"
+        assert block is None, "recording needs an engine without a draft"
         size = self._hidden_size
         taps = output.aux_hidden[:, :-size].to("cpu", torch.bfloat16)
         final = self._final_norm(output.aux_hidden[:, -size:])
@@ -69,43 +68,43 @@ class StateKeeper:
         normalisers = self._of_logits(output.logits)
         row = 0
         for scheduled in plan.scheduled_seqs:
-            growing = self._of(scheduled.seq)
+            partial = self._partial_of(scheduled.seq)
             rows = slice(row, row + scheduled.num_rows)
-            growing.put(scheduled.start, taps[rows], final[rows])
+            partial.put(scheduled.start, taps[rows], final[rows])
             if scheduled.samples and normalisers:
-                growing.put_normaliser(scheduled.stop - 1, normalisers.pop(0))
+                partial.put_normaliser(scheduled.stop - 1, normalisers.pop(0))
             row += scheduled.num_rows
         for done in committed:
             if done.event is not None and done.event.finish is not None:
                 self._finish(done.scheduled.seq)
 
     def _of_logits(self, logits: Float[Tensor, "R V"]) -> list[float]:
-        """One of each sampling scheduled, in order; none if states are asked instead."""
+        """Return logsumexp for each sampling sequence, in order; empty if states are used."""
         if self._normalise is not None or not len(logits):
             return []
         found: list[float] = torch.logsumexp(logits.float(), dim=-1).tolist()
         return found
 
-    def _of(self, seq: SequenceState) -> "_Growing":
+    def _partial_of(self, seq: SequenceState) -> "_PartialStates":
         name = seq.request.request_id
-        if name not in self._growing:
-            self._growing[name] = _Growing(seq.num_prompt)
-        return self._growing[name]
+        if name not in self._partial:
+            self._partial[name] = _PartialStates(seq.num_prompt)
+        return self._partial[name]
 
     def _finish(self, seq: SequenceState) -> None:
-        growing = self._growing.pop(seq.request.request_id)
+        partial = self._partial.pop(seq.request.request_id)
         if seq.num_output < self._min_answer_tokens:
             return
-        hidden = growing.whole(len(seq.token_ids), self._normalise)
+        hidden = partial.complete(len(seq.token_ids), self._normalise)
         sequence = TokenSequence(tuple(seq.token_ids), seq.num_prompt)
         if hidden is not None and self._store.add(sequence, hidden):
-            self.num_kept += 1
+            self.num_stored += 1
         else:
-            self.num_left += 1
+            self.num_skipped += 1
 
 
-class _Growing:
-    """What is known of one sequence so far, on the processor."""
+class _PartialStates:
+    """The rows of one sequence so far, on the CPU."""
 
     def __init__(self, num_prompt: int) -> None:
         self._num_prompt = num_prompt
@@ -115,9 +114,9 @@ class _Growing:
         self._normalisers: dict[int, float] = {}  # by position
 
     def put(self, start: int, taps: Float[Tensor, "N A"], final: Float[Tensor, "N E"]) -> None:
-        """Rows from position `start` on; those that are known already are passed over."""
+        """Add rows from position `start`; known rows are ignored."""
         new = self._num_known - start
-        if 0 <= new < len(taps):  # with a gap before them they are of no use
+        if 0 <= new < len(taps):  # rows after a gap are useless
             self._taps.append(taps[new:].clone())
             self._final.append(final[new:].clone())
             self._num_known = start + len(taps)
@@ -125,8 +124,8 @@ class _Growing:
     def put_normaliser(self, position: int, value: float) -> None:
         self._normalisers[position] = value
 
-    def whole(self, length: int, normalise: Normalise | None) -> HiddenStates | None:
-        """Of so many tokens, the last of which was never computed; None if others were not."""
+    def complete(self, length: int, normalise: Normalise | None) -> HiddenStates | None:
+        """Return the states of `length` tokens; None if a row but the last is missing."""
         if self._num_known < length - 1:
             return None
         taps, final = (_with_empty_row(rows) for rows in (self._taps, self._final))
@@ -139,9 +138,9 @@ class _Growing:
 
 
 def final_norm_of(target: LoadedTarget, *, device: torch.device) -> nn.Module | None:
-    """The norm between the target's last layer and its head; None if there is more to it.
+    """Return the norm between the target's last layer and its head; None if it is not all.
 
-    Asked of the model itself, with a few tokens.
+    Verified on the model with a few tokens.
     """
     backbone = target.model.get_decoder()  # type: ignore[operator]
     norm = getattr(backbone, "norm", None)

@@ -1,7 +1,7 @@
-"""Anchors, and the blocks that a draft would have to guess after them."""
+"""Selects anchors and builds the blocks of draft tokens after them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,9 +13,9 @@ from dspark.training.data.examples import Example
 def draw_anchors(
     is_answer: Bool[Tensor, "T"], *, count: int, generator: torch.Generator
 ) -> Int[Tensor, "B"]:
-    """Up to `count` positions, ascending, each an answer's token with another one after it.
+    """Draw up to `count` positions of answer tokens that have a successor, in ascending order.
 
-    Drawn without replacement and uniformly; a draft is asked for tokens of answers alone.
+    Draws uniformly without replacement.
     """
     candidates = (is_answer[:-1] & is_answer[1:]).nonzero().squeeze(-1)
     drawn = torch.randperm(len(candidates), generator=generator)[:count]
@@ -24,9 +24,9 @@ def draw_anchors(
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What K tokens stand after each of B anchors of one sequence, and which of them count."""
+    """The K tokens after each of B anchors of one sequence, and which are valid."""
 
-    ids: Int[Tensor, "B K"]  # 0 where nothing counts
+    ids: Int[Tensor, "B K"]  # 0 if invalid
     is_valid: Bool[Tensor, "B K"]  # a prefix of every row
 
     @classmethod
@@ -38,17 +38,20 @@ class Labels:
         *,
         block_size: int,
     ) -> "Labels":
-        """A slot counts while it and all before it lie in the sequence and in its answer."""
-        places = anchors[:, None] + torch.arange(1, block_size + 1)  # (B, K)
-        inside = places.clamp(max=len(token_ids) - 1)
-        is_good = (places < len(token_ids)) & is_answer[inside]
+        """Return labels; a slot is valid while all slots up to it are in the answer."""
+        positions = anchors[:, None] + torch.arange(1, block_size + 1)  # (B, K)
+        inside = positions.clamp(max=len(token_ids) - 1)
+        is_good = (positions < len(token_ids)) & is_answer[inside]
         is_valid = is_good.long().cumprod(dim=1).bool()
         return cls(torch.where(is_valid, token_ids[inside], 0), is_valid)
+
+    def to(self, device: torch.device) -> "Labels":
+        return Labels(self.ids.to(device), self.is_valid.to(device))
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Some sequences in one row, and the blocks of all of them: what goes through at once.
+    """Several packed sequences, and the blocks of all of them.
 
     context   t t t t t t | u u u u         T tokens of all sequences, owner 0 | owner 1
     blocks    [a m m] [a m m] | [a m m]     B blocks of K slots, each of one owner
@@ -61,14 +64,14 @@ class MicroBatch:
     anchor_positions: Int[Tensor, "B"]
     block_owners: Int[Tensor, "B"]
     labels: Labels
-    target_hidden: Float[Tensor, "B K E"]  # from which the target says each label
+    target_hidden: Float[Tensor, "B K E"]  # hidden state that predicts each label
     log_normaliser: Float[Tensor, "B K"]  # of the target's logits there
 
     @classmethod
     def of(
         cls, examples: Sequence[Example], anchors: Sequence[Tensor], *, block_size: int
     ) -> "MicroBatch":
-        """Blocks after the given anchors of each sequence, in order."""
+        """Build the blocks after the given anchors of each sequence."""
         labels = [
             Labels.after(e.token_ids, e.is_answer, a, block_size=block_size)
             for e, a in zip(examples, anchors, strict=True)
@@ -77,7 +80,7 @@ class MicroBatch:
         counts = [len(a) for a in anchors]
         owners = torch.arange(len(examples))
         places = [
-            _said_from(a, block_size=block_size, length=n)
+            _source_positions(a, block_size=block_size, length=n)
             for a, n in zip(anchors, lengths, strict=True)
         ]
         return cls(
@@ -99,19 +102,12 @@ class MicroBatch:
         )
 
     def to(self, device: torch.device) -> "MicroBatch":
-        return MicroBatch(
-            taps=self.taps.to(device),
-            context_positions=self.context_positions.to(device),
-            context_owners=self.context_owners.to(device),
-            anchor_ids=self.anchor_ids.to(device),
-            anchor_positions=self.anchor_positions.to(device),
-            block_owners=self.block_owners.to(device),
-            labels=Labels(self.labels.ids.to(device), self.labels.is_valid.to(device)),
-            target_hidden=self.target_hidden.to(device),
-            log_normaliser=self.log_normaliser.to(device),
-        )
+        moved = {field.name: getattr(self, field.name).to(device) for field in fields(self)}
+        return MicroBatch(**moved)
 
 
-def _said_from(anchors: Int[Tensor, "B"], *, block_size: int, length: int) -> Int[Tensor, "B K"]:
-    """Where the target says each label: one position before it."""
+def _source_positions(
+    anchors: Int[Tensor, "B"], *, block_size: int, length: int
+) -> Int[Tensor, "B K"]:
+    """Return the position that predicts each label, one before it."""
     return (anchors[:, None] + torch.arange(block_size)).clamp(max=length - 1)

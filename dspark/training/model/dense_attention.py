@@ -1,4 +1,4 @@
-"""Attention of many blocks over many contexts in one product, with a mask that keeps them apart."""
+"""Computes attention of many blocks over packed contexts, with a block mask."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from dspark.training.model.blocks import MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """Which keys a slot of a block may see: the rule that serving keeps with pages.
+    """Which keys a slot of a block may attend to, as in serving.
 
     keys       [ T context tokens | Q = B * K slots of blocks ]
-    a query sees context of its own sequence before its anchor, and its own block, both ways
+    a query attends to context of its sequence before its anchor, and to its whole block
     """
 
     may_see: Bool[Tensor, "Q TQ"]
@@ -41,14 +41,14 @@ class Visibility:
         )
 
     def within(self, window: int | None) -> Bool[Tensor, "Q TQ"]:
-        """Of a layer with a sliding window: only keys less than `window` behind the query."""
+        """Restrict to keys less than `window` before the query, for a sliding window."""
         if window is None:
             return self.may_see
         return self.may_see & (self.key_positions > self.query_positions[:, None] - window)
 
 
 class DenseBlock:
-    """The training form of BlockAttend: every layer's context keys and values are at hand."""
+    """The training form of BlockAttend, with dense context keys and values of every layer."""
 
     def __init__(self, *, network: DSparkNetwork, batch: MicroBatch) -> None:
         self._visibility = Visibility.of(batch, block_size=network.config.block_size)

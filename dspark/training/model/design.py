@@ -1,4 +1,4 @@
-"""The draft's shape: what is asked for, and the target's own where nothing is."""
+"""Derives the shape of a draft from the settings and the target."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -20,12 +20,12 @@ _ROPE_THETA = 10_000.0
 
 
 def design_draft(design: DesignConfig, target: LoadedTarget, *, mask_token_id: int) -> DSparkConfig:
-    """The canonical config of a draft to be trained. Raises LoadError for what cannot be built."""
-    theirs: Any = target.model.config.get_text_config()  # type: ignore[union-attr,operator]
-    num_heads: int = design.num_heads or theirs.num_attention_heads
-    head_dim = design.head_dim or getattr(theirs, "head_dim", None)
-    head_dim = head_dim or target.hidden_size // theirs.num_attention_heads
-    num_kv_heads: int = design.num_kv_heads or theirs.num_key_value_heads or num_heads
+    """Build the config of a draft. Raises LoadError for an invalid shape."""
+    target_config: Any = target.model.config.get_text_config()  # type: ignore[union-attr,operator]
+    num_heads: int = design.num_heads or target_config.num_attention_heads
+    head_dim = design.head_dim or getattr(target_config, "head_dim", None)
+    head_dim = head_dim or target.hidden_size // target_config.num_attention_heads
+    num_kv_heads: int = design.num_kv_heads or target_config.num_key_value_heads or num_heads
     if num_heads % num_kv_heads:
         raise LoadError(
             f"design.num_kv_heads: found {num_kv_heads}; accepted: a divisor of {num_heads} heads"
@@ -35,15 +35,15 @@ def design_draft(design: DesignConfig, target: LoadedTarget, *, mask_token_id: i
     markov_kind = None if design.markov_head == "none" else design.markov_head
     return DSparkConfig(
         hidden_size=target.hidden_size,
-        intermediate_size=design.intermediate_size or theirs.intermediate_size,
+        intermediate_size=design.intermediate_size or target_config.intermediate_size,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         vocab_size=target.vocab_size,
         draft_vocab_size=design.draft_vocab_size,
-        rms_norm_eps=getattr(theirs, "rms_norm_eps", 1e-6),
+        rms_norm_eps=getattr(target_config, "rms_norm_eps", 1e-6),
         attention_bias=False,
-        layers=(LayerConfig(rope_theta=design.rope_theta or _rope_theta(theirs)),)
+        layers=(LayerConfig(rope_theta=design.rope_theta or _rope_theta(target_config)),)
         * design.num_layers,
         block_size=design.block_size,
         mask_token_id=mask_token_id,
@@ -56,9 +56,9 @@ def design_draft(design: DesignConfig, target: LoadedTarget, *, mask_token_id: i
 
 
 def choose_taps(design: DesignConfig, *, num_layers: int) -> tuple[int, ...]:
-    """Those asked for, or as many as asked for, evenly from layer 1 to the third from the end.
+    """Return the configured taps, or num_taps from layer 1 to the third last, evenly spaced.
 
-    Raises LoadError for taps that cannot be had, or a target without enough layers.
+    Raises LoadError for invalid taps, or a target with too few layers.
     """
     count, last = design.num_taps, num_layers - 3
     if design.tap_layers is not None:
@@ -79,7 +79,7 @@ def choose_taps(design: DesignConfig, *, num_layers: int) -> tuple[int, ...]:
 
 
 def unused_token_id(sequences: Iterable[tuple[int, ...]], *, vocab_size: int) -> int:
-    """The last id that no text holds, to stand for a mask. Raises LoadError when all are used."""
+    """Return the last unused id, for the mask. Raises LoadError if all ids are used."""
     used = set().union(*sequences)
     for token_id in reversed(range(vocab_size)):
         if token_id not in used:
@@ -90,12 +90,12 @@ def unused_token_id(sequences: Iterable[tuple[int, ...]], *, vocab_size: int) ->
     )
 
 
-def frequent_words(
+def frequent_token_ids(
     answers: Iterable[tuple[int, ...]], *, size: int, always: Iterable[int], vocab_size: int
 ) -> Int[Tensor, "Vd"]:
-    """The `size` tokens that answers hold most often, `always` among them, in ascending order.
+    """Return the `size` most frequent token ids of answers, including `always`, ascending.
 
-    Raises LoadError when the vocabulary has not so many, or `always` alone is more.
+    Raises LoadError if the vocabulary is smaller, or `always` is larger.
     """
     required = sorted(set(always))
     if not len(required) <= size <= vocab_size:
@@ -110,7 +110,7 @@ def frequent_words(
 
 
 def last_layers(target: LoadedTarget, count: int) -> TargetWeights:
-    """What a draft of `count` layers can begin with."""
+    """Return the weights of the last `count` layers, to initialise a draft."""
     layers = list(target.parts.layers)[-count:]
     norm = getattr(target.model.get_decoder(), "norm", None)  # type: ignore[operator]
     weight = getattr(norm, "weight", None)

@@ -1,4 +1,4 @@
-"""A trained network as a checkpoint folder in DeepSpec's format."""
+"""Exports a trained network as a checkpoint folder in DeepSpec format."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from draft.atomic_write import whole_file, write_text
 from draft.config import DSparkConfig
 from draft.network.network import DSparkNetwork
 
-_LENT = ("embed_tokens.weight", "lm_head.weight")  # the target's own, aliased at load
+_SHARED = ("embed_tokens.weight", "lm_head.weight")  # those of the target, aliased at load
 
 
 def export_draft(
@@ -22,14 +22,13 @@ def export_draft(
 ) -> None:
     """Write model.safetensors in bfloat16, without embedding and head, and config.json.
 
-    `more` goes into config.json beside what the reader needs. Raises OSError, leaving what was
-    there before.
+    `more` are additional fields of config.json. Raises OSError and then keeps the old files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
         for name, tensor in network.state_dict().items()
-        if name not in _LENT
+        if name not in _SHARED
     }
     if network.vocabulary is not None:
         tensors |= _vocabulary_maps(network.vocabulary.target_ids, network.config.vocab_size)
@@ -43,15 +42,15 @@ def export_draft(
 
 
 def _vocabulary_maps(target_ids: Int[Tensor, "Vd"], vocab_size: int) -> dict[str, Tensor]:
-    """d2t, offsets from draft ids to target ids, and t2d, a mask of the target's vocabulary."""
-    words = target_ids.to("cpu")
+    """Return d2t, offsets from draft to target ids, and t2d, a mask of the target's vocabulary."""
+    kept_ids = target_ids.to("cpu")
     mask = torch.zeros(vocab_size, dtype=torch.bool)
-    mask[words] = True
-    return {"d2t": words - torch.arange(len(words)), "t2d": mask}
+    mask[kept_ids] = True
+    return {"d2t": kept_ids - torch.arange(len(kept_ids)), "t2d": mask}
 
 
 def native_config(config: DSparkConfig, *, num_target_layers: int) -> dict[str, object]:
-    """config.json of a draft whose layers all attend to the whole past."""
+    """Return config.json of a draft with full attention in all layers."""
     thetas = {layer.rope_theta for layer in config.layers}
     assert len(thetas) == 1, f"layers differ in rope_theta: {sorted(thetas)}"
     assert not any(layer.sliding_window for layer in config.layers), "sliding windows"

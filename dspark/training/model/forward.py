@@ -1,4 +1,4 @@
-"""The draft over all blocks of a micro-batch, taught with the true tokens."""
+"""Runs the draft over all blocks of a micro-batch, with teacher forcing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from dspark.training.model.dense_attention import DenseBlock
 
 
 @dataclass(frozen=True, slots=True)
-class BlockGuesses:
-    """What the draft says of every slot, given that all before it are right."""
+class BlockOutput:
+    """Logits and confidences of every slot, given the true tokens before it."""
 
     logits: Float[Tensor, "B K V"]  # corrected by the Markov head
     confidence_logits: Float[Tensor, "B K"] | None  # float32
 
 
-GuessBlocks = Callable[[DSparkNetwork, MicroBatch], BlockGuesses]
+ForwardBlocks = Callable[[DSparkNetwork, MicroBatch], BlockOutput]
 
 
-def guess_blocks(network: DSparkNetwork, batch: MicroBatch) -> BlockGuesses:
-    """One pass over B blocks; with one block it computes what serving would."""
+def forward_blocks(network: DSparkNetwork, batch: MicroBatch) -> BlockOutput:
+    """Run one pass over B blocks; equals serving for one block."""
     block = DenseBlock(network=network, batch=batch)
     ids = network.block_ids(batch.anchor_ids)
     hidden = network.hidden(ids, block.positions.view(ids.shape), block)
@@ -35,7 +35,7 @@ def guess_blocks(network: DSparkNetwork, batch: MicroBatch) -> BlockGuesses:
         is_chain = network.config.markov_kind == "rnn"
         logits = logits + _bias(network.markov_head, previous, hidden, is_chain=is_chain)
     confidence = network.confidence_logits(hidden, batch.anchor_ids, batch.labels.ids)
-    return BlockGuesses(logits, confidence)
+    return BlockOutput(logits, confidence)
 
 
 def _bias(
@@ -45,7 +45,7 @@ def _bias(
     *,
     is_chain: bool,
 ) -> Float[Tensor, "B K V"]:
-    """All slots at once, for their tokens are known, unless one slot's state feeds the next."""
+    """Compute all slots at once, or one by one if the state feeds the next slot."""
     if not is_chain:
         bias, _ = head.bias(previous.flatten(), hidden.flatten(0, 1), None)
         return bias.view(*previous.shape, -1)

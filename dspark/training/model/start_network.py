@@ -1,4 +1,4 @@
-"""The network that a training begins with: new, or an existing draft's."""
+"""Builds the network of a training: new, or from an existing draft."""
 
 import logging
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from dspark.training.data.examples import TokenSequence
 from dspark.training.model.design import (
     choose_taps,
     design_draft,
-    frequent_words,
+    frequent_token_ids,
     last_layers,
     unused_token_id,
 )
-from dspark.training.model.initialising import make_trainable, new_network, with_words
+from dspark.training.model.initialising import make_trainable, new_network, with_draft_vocabulary
 from engine.errors import LoadError
 from engine.loading.target import LoadedTarget
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def tap_layers_of(config: TrainingConfig, target: LoadedTarget) -> tuple[int, ...]:
-    """What the draft will read, known before there is a draft. Raises LoadError."""
+    """Return the tap layers of the future draft. Raises LoadError."""
     if config.learning.start != "draft":
         return choose_taps(config.design, num_layers=target.num_layers)
     try:
@@ -36,7 +36,7 @@ def tap_layers_of(config: TrainingConfig, target: LoadedTarget) -> tuple[int, ..
         raise LoadError(f"training.start_draft: {error}") from error
 
 
-def begin_network(
+def build_network(
     config: TrainingConfig,
     target: LoadedTarget,
     sequences: Sequence[TokenSequence],
@@ -44,16 +44,16 @@ def begin_network(
     seed: int,
     device: torch.device,
 ) -> DSparkNetwork:
-    """Ready to be trained. sequences: all of them, for the words and the mask token.
+    """Build a trainable network; `sequences` determine the reduced vocabulary and the mask.
 
-    Raises LoadError for a design that cannot be built, or a draft that cannot be trained further.
+    Raises LoadError for an invalid design, or a draft that cannot be trained further.
     """
     embedding = target.parts.embedding.get_parameter("weight").float()
     head = target.parts.lm_head.get_parameter("weight").float()
     size = config.design.draft_vocab_size
-    words = None if size is None else _words(target, sequences, size)
+    kept_ids = None if size is None else _choose_kept_ids(target, sequences, size)
     if config.learning.start == "draft":
-        return _existing(config, target, embedding, head, words=words, device=device)
+        return _load_existing(config, target, embedding, head, kept_ids=kept_ids, device=device)
     mask = config.design.mask_token_id
     if mask is None:
         texts = (sequence.token_ids for sequence in sequences)
@@ -72,32 +72,34 @@ def begin_network(
         max_positions=config.max_tokens,
         seed=seed,
         device=device,
-        words=words,
+        kept_ids=kept_ids,
     )
 
 
-def _words(
+def _choose_kept_ids(
     target: LoadedTarget, sequences: Sequence[TokenSequence], size: int
 ) -> Int[Tensor, "Vd"]:
-    """Of a reduced vocabulary: what the target says, and every way in which it ends."""
+    """Return the ids of a reduced vocabulary: frequent tokens and all end tokens."""
     answers = [sequence.token_ids[sequence.num_prompt_tokens :] for sequence in sequences]
-    words = frequent_words(answers, size=size, always=target.eos_ids, vocab_size=target.vocab_size)
-    known, said = set(words.tolist()), sum(map(len, answers))
+    kept_ids = frequent_token_ids(
+        answers, size=size, always=target.eos_ids, vocab_size=target.vocab_size
+    )
+    known, total = set(kept_ids.tolist()), sum(map(len, answers))
     covered = sum(token_id in known for answer in answers for token_id in answer)
-    logger.info("draft vocabulary: %d tokens, %.2f %% of answers", size, 100 * covered / said)
-    return words
+    logger.info("draft vocabulary: %d tokens, %.2f %% of answers", size, 100 * covered / total)
+    return kept_ids
 
 
-def _existing(
+def _load_existing(
     config: TrainingConfig,
     target: LoadedTarget,
     embedding: Float[Tensor, "V E"],
     head: Float[Tensor, "V E"],
     *,
-    words: Int[Tensor, "Vd"] | None,
+    kept_ids: Int[Tensor, "Vd"] | None,
     device: torch.device,
 ) -> DSparkNetwork:
-    """The draft in training.start_draft, its vocabulary cut down to `words` if given."""
+    """Load training.start_draft, with its vocabulary reduced to `kept_ids` if given."""
     assert config.learning.start_draft is not None
     try:
         design = _existing_design(config, target)
@@ -112,18 +114,18 @@ def _existing(
         )
     except DraftLoadError as error:
         raise LoadError(f"training.start_draft: {error}") from error
-    if words is None:
+    if kept_ids is None:
         return make_trainable(network)
     if design.draft_vocab_size is not None:
         raise LoadError(
-            f"design.draft_vocab_size: found {len(words)}, but training.start_draft has a "
-            f"vocabulary of its own, of {design.draft_vocab_size}; accepted: null"
+            f"design.draft_vocab_size: found {len(kept_ids)}, but training.start_draft has a "
+            f"reduced vocabulary of {design.draft_vocab_size}; accepted: null"
         )
-    return make_trainable(with_words(network, words, max_positions=config.max_tokens))
+    return make_trainable(with_draft_vocabulary(network, kept_ids, max_positions=config.max_tokens))
 
 
 def _existing_design(config: TrainingConfig, target: LoadedTarget) -> DSparkConfig:
-    """Of the draft in training.start_draft. Raises DraftLoadError."""
+    """Read the config of training.start_draft. Raises DraftLoadError."""
     assert config.learning.start_draft is not None
     facts = TargetFacts(target.hidden_size, target.num_layers, target.vocab_size)
     design = read_draft_config(Path(config.learning.start_draft), target=facts)
@@ -132,7 +134,7 @@ def _existing_design(config: TrainingConfig, target: LoadedTarget) -> DSparkConf
 
 
 def _refuse_untrainable(config: DSparkConfig) -> None:
-    """Only drafts of the kind that is exported here can be trained further."""
+    """Raise DraftLoadError for a draft of a kind that this command cannot export."""
     if not config.sample_from_anchor:
         wanted = "true, for a draft that samples from its anchor"
         raise DraftLoadError("sample_from_anchor", found=False, accepted=wanted)

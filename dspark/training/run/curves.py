@@ -1,4 +1,4 @@
-"""The log of a training as a picture."""
+"""Plots the log of a training."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from draft.atomic_write import whole_file
 
 
 def draw_curves(entries: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Losses, acceptance by position and expected accept length over steps, as a PNG.
+    """Plot losses, acceptance by position and expected accept length over steps, as a PNG.
 
     Raises ImportError without matplotlib.
     """

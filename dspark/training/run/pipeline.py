@@ -1,8 +1,9 @@
-"""The door for the command line: answers, hidden states, steps, export, evaluation, in order."""
+"""Runs the stages of `dspark train`: answers, hidden states, steps, export, evaluation."""
 
 import dataclasses
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,17 +21,17 @@ from dspark.training.data.examples import Examples, TokenSequence
 from dspark.training.data.hidden_state_source import HiddenStateSource
 from dspark.training.data.own_prompts import UserTurn
 from dspark.training.data.prompts import TrainingPrompt
-from dspark.training.data.turns import TurnWriter
+from dspark.training.data.turn_generator import TurnGenerator
 from dspark.training.errors import TrainingError
-from dspark.training.model.compiling import compile_guesses
+from dspark.training.model.compiling import compile_forward
 from dspark.training.model.export import export_draft
-from dspark.training.model.forward import GuessBlocks, guess_blocks
-from dspark.training.model.start_network import begin_network, tap_layers_of
+from dspark.training.model.forward import ForwardBlocks, forward_blocks
+from dspark.training.model.start_network import build_network, tap_layers_of
 from dspark.training.run.model_card import TrainingData, model_card
 from dspark.training.run.recipe import Recipe
 from dspark.training.run.stages import timed_stage
 from dspark.training.run.trainer import peak_bytes, trial_batch
-from dspark.training.run.training_loop import Learning, TrainingResult
+from dspark.training.run.training_loop import TrainingLoop, TrainingResult
 from engine.api import EngineSamplingParams
 from engine.build import wire_engine
 from engine.config import EngineConfig
@@ -44,24 +45,24 @@ from engine.platform.device_timer import seconds_of
 
 logger = logging.getLogger(__name__)
 
-_BLOCK_ROOM = 64  # tokens; more than any draft's block takes behind a sequence
+_BLOCK_ROOM = 64  # tokens; more than the block of any draft
 _EVALUATION_TOKENS = 96
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """What came out of it."""
+    """The result of a training and where it is."""
 
     folder: Path  # of the draft
-    learned: TrainingResult
-    lengths: AcceptLengths | None  # of held-out prompts; None when not asked for, or without any
+    result: TrainingResult
+    lengths: AcceptLengths | None  # of held-out prompts; None without evaluation or prompts
 
 
 class Training:
-    """One training in its folder, or the rest of one that was killed."""
+    """One training in its folder, new or resumed."""
 
     def __init__(self, config: TrainingConfig, *, progress: Progress) -> None:
-        """Loads the target. Raises LoadError for one that no draft can be made for."""
+        """Loads the target. Raises LoadError for an unsupported one."""
         self._config = config
         self._progress = progress
         self._recipe = Recipe(**config.recipe)
@@ -87,20 +88,20 @@ class Training:
         )
         name = fingerprint.target_fingerprint(self._target)
         if name is None:
-            raise LoadError("model.path: this target is quantised; accepted: plain weights")
+            raise LoadError("model.path: found a quantised target; accepted: plain weights")
         self._fingerprint = name
 
     @property
     def fingerprint(self) -> str:
-        """Of the target."""
+        """Fingerprint of the target."""
         return self._fingerprint
 
-    def turn_writer(self, turn: UserTurn) -> TurnWriter:
-        """The target, to write prompts itself. Raises LoadError."""
+    def turn_generator(self, turn: UserTurn) -> TurnGenerator:
+        """Build an engine that generates users' turns. Raises LoadError."""
         built = wire_engine(
             self._engine_config, target=self._target, draft=None, device=self._device
         )
-        return TurnWriter(
+        return TurnGenerator(
             engine=built.engine,
             turn=turn,
             config=self._config.own_prompts,
@@ -108,9 +109,9 @@ class Training:
         )
 
     def run(self, prompts: Sequence[TrainingPrompt]) -> TrainingOutcome:
-        """Everything from answers to the model card.
+        """Run all stages from answers to the model card.
 
-        Raises LoadError for what cannot be trained, and OSError when the disk is full.
+        Raises LoadError for invalid input, and OSError if the disk is full.
         """
         try:
             return self._run(prompts)
@@ -119,7 +120,7 @@ class Training:
 
     def _run(self, prompts: Sequence[TrainingPrompt]) -> TrainingOutcome:
         config, target = self._config, self._target
-        prompts = self._that_fit(prompts)
+        prompts = self._fitting(prompts)
         file = AnswerFile(path=config.output / "answers.jsonl", target=self._fingerprint)
         states = HiddenStateSource(
             target=target,
@@ -133,10 +134,10 @@ class Training:
             self._answer(prompts, file, states)
         train, held_out = self._split(prompts, file)
         with by_transformers_alone(target.model, "sdpa"):
-            network = begin_network(
+            network = build_network(
                 config, target, train + held_out, seed=self._recipe.seed, device=self._device
             )
-            learned = self._learn(network, train, held_out, states)
+            result = self._train(network, train, held_out, states)
         folder = config.output / "draft"
         export_draft(
             network,
@@ -153,20 +154,32 @@ class Training:
             num_held_out=len(held_out),
             mask_token_id=network.config.mask_token_id,
         )
-        write_text(folder / "README.md", self._card(network, data, learned, lengths))
-        return TrainingOutcome(folder, learned, lengths)
+        card = model_card(
+            target=config.target_name or Path(config.target).name,
+            fingerprint=self._fingerprint,
+            config=network.config,
+            num_parameters=_num_trained(network),
+            recipe=self._recipe,
+            own_prompts=config.own_prompts,
+            answers=config.answers,
+            data=data,
+            result=result,
+            lengths=lengths,
+        )
+        write_text(folder / "README.md", card)
+        return TrainingOutcome(folder, result, lengths)
 
     @property
     def _prompt_room(self) -> int:
-        """Tokens that a prompt may have, so that its answer fits behind it."""
+        """Longest prompt that leaves room for its answer, in tokens."""
         return self._config.max_tokens - self._config.answers.max_new_tokens
 
-    def _that_fit(self, prompts: Sequence[TrainingPrompt]) -> list[TrainingPrompt]:
+    def _fitting(self, prompts: Sequence[TrainingPrompt]) -> list[TrainingPrompt]:
         fitting = [prompt for prompt in prompts if len(prompt.token_ids) <= self._prompt_room]
         if not any(prompt.is_held_out for prompt in fitting):
             logger.warning(
-                "none of %d prompts is held out, so nothing will say what the draft is worth; a "
-                "larger data.held_out, or more prompts, would keep some for that",
+                "none of %d prompts is held out, so the draft is not evaluated; a larger "
+                "data.held_out, or more prompts, would hold some out",
                 len(fitting),
             )
         return fitting
@@ -174,71 +187,51 @@ class Training:
     def _split(
         self, prompts: Sequence[TrainingPrompt], file: AnswerFile
     ) -> tuple[list[TokenSequence], list[TokenSequence]]:
-        """Sequences to train on, and held-out ones. Raises LoadError without any of the former."""
+        """Return training and held-out sequences. Raises LoadError without any of the former."""
         train = self._sequences([p for p in prompts if not p.is_held_out], file)
         held_out = self._sequences([p for p in prompts if p.is_held_out], file)
         if not train:
             raise LoadError(
-                f"data.prompts: no sequence is left to train on: {len(prompts)} prompts have at "
-                f"most {self._prompt_room} tokens, and none of them that is not held out has an "
-                f"answer of answers.min_tokens, {self._config.answers.min_tokens}; accepted: at "
-                "least one"
+                f"data.prompts: no sequence to train on: {len(prompts)} prompts have at most "
+                f"{self._prompt_room} tokens, and no answer to one that is not held out has "
+                f"answers.min_tokens, {self._config.answers.min_tokens}; accepted: at least one"
             )
         return train, held_out[: self._config.learning.validation_sequences]
-
-    def _card(
-        self,
-        network: DSparkNetwork,
-        data: TrainingData,
-        learned: TrainingResult,
-        lengths: AcceptLengths | None,
-    ) -> str:
-        config = self._config
-        return model_card(
-            target=config.target_name or Path(config.target).name,
-            fingerprint=self._fingerprint,
-            config=network.config,
-            num_parameters=sum(p.numel() for p in network.parameters() if p.requires_grad),
-            recipe=self._recipe,
-            own_prompts=config.own_prompts,
-            answers=config.answers,
-            data=data,
-            learned=learned,
-            lengths=lengths,
-        )
 
     def _answer(
         self, prompts: Sequence[TrainingPrompt], file: AnswerFile, states: HiddenStateSource
     ) -> None:
-        """Load an engine only if there is something to ask it.
+        """Generate the missing answers, if any.
 
-        One without a draft keeps the hidden states of its answers; it computes every prompt, for
-        a cached prefix has none.
+        An engine without a draft records hidden states; it runs without a prefix cache, whose
+        rows are not computed.
         """
         config = self._config.answers
         if not count_missing(prompts, config, file):
             return
         pair = dataclasses.replace(self._engine_config, draft=config.draft_model)
         draft = load_draft(pair, self._target, self._device) if pair.draft is not None else None
-        keeper = None if draft else states.keeper(min_answer_tokens=config.min_tokens)
+        recorder = None if draft else states.recorder(min_answer_tokens=config.min_tokens)
         built = wire_engine(
-            dataclasses.replace(pair, prefix_cache=keeper is None),
+            dataclasses.replace(pair, prefix_cache=recorder is None),
             target=self._target,
             draft=draft,
             device=self._device,
-            recorder=keeper,
-            tap_layers=states.engine_taps if keeper is not None else None,
+            recorder=recorder,
+            tap_layers=states.engine_taps if recorder is not None else None,
         )
         self._progress.start("answers", total=len(prompts) * len(config.temperatures))
         generate_answers(built.engine, prompts, config, file, report=self._progress.update)
         states.flush()
-        if keeper is not None:
-            logger.info("hidden states kept=%d left=%d", keeper.num_kept, keeper.num_left)
+        if recorder is not None:
+            logger.info(
+                "hidden states stored=%d skipped=%d", recorder.num_stored, recorder.num_skipped
+            )
 
     def _sequences(
         self, prompts: Sequence[TrainingPrompt], file: AnswerFile
     ) -> list[TokenSequence]:
-        """Prompts with their answers, those left out that are too short to teach anything."""
+        """Return prompts with their answers, without answers below min_tokens."""
         config = self._config.answers
         found = [file.find(p, v) for p in prompts for v in Variant.all_of(config)]
         return [
@@ -247,7 +240,7 @@ class Training:
             if answer is not None and len(answer.answer_ids) >= config.min_tokens
         ]
 
-    def _learn(
+    def _train(
         self,
         network: DSparkNetwork,
         train: Sequence[TokenSequence],
@@ -256,37 +249,37 @@ class Training:
     ) -> TrainingResult:
         config = self._config
         with timed_stage("hidden states"):
-            to_learn, to_validate = states.examples(train, held_out, self._progress)
-        learning = Learning(
+            training_set, validation_set = states.examples(train, held_out, self._progress)
+        loop = TrainingLoop(
             network=network,
-            examples=to_learn,
-            held_out=to_validate,
+            examples=training_set,
+            held_out=validation_set,
             recipe=self._recipe,
             config=config.learning,
             folder=config.output,
             identity=self._identity(network.config, train),
             device=self._device,
-            guess=self._guesses(network, to_learn),
+            forward=self._forward_blocks(network, training_set),
         )
         longest = max(len(sequence.token_ids) for sequence in train)
         logger.info(
             "sequences=%d steps=%d trained_parameters=%d estimated_peak_gib=%.2f",
             len(train),
-            learning.num_steps,
-            sum(p.numel() for p in network.parameters() if p.requires_grad),
+            loop.num_steps,
+            _num_trained(network),
             peak_bytes(network, self._recipe, longest=longest) / GIB,
         )
-        self._progress.start("training steps", total=learning.num_steps)
+        self._progress.start("training steps", total=loop.num_steps)
         with timed_stage("training"):
-            return learning.run(self._progress.update)
+            return loop.run(self._progress.update)
 
-    def _guesses(self, network: DSparkNetwork, examples: Examples) -> GuessBlocks:
-        """The training's forward pass, compiled where that is asked for and works."""
+    def _forward_blocks(self, network: DSparkNetwork, examples: Examples) -> ForwardBlocks:
+        """Return the forward pass, compiled if configured and possible."""
         mode, device = self._config.learning.compile, self._device
         if mode == "off" or (mode == "auto" and device.type != "cuda"):
-            return guess_blocks
+            return forward_blocks
         trial = trial_batch(examples, self._recipe, block_size=network.config.block_size)
-        return compile_guesses(
+        return compile_forward(
             network,
             trial.to(device),
             autocast=self._recipe.autocast,
@@ -296,7 +289,7 @@ class Training:
     def _identity(
         self, draft: DSparkConfig, train: Sequence[TokenSequence]
     ) -> Mapping[str, object]:
-        """What must be the same when a killed training goes on."""
+        """Return the values that must be equal when a training resumes."""
         texts = repr([(s.token_ids, s.num_prompt_tokens) for s in train]).encode()
         recipe = {f"training.{k}": v for k, v in dataclasses.asdict(self._recipe).items()}
         design = {f"design.{k}": repr(v) for k, v in dataclasses.asdict(draft).items()}
@@ -309,7 +302,7 @@ class Training:
         }
 
     def _evaluate(self, folder: Path, prompts: Sequence[TrainingPrompt]) -> AcceptLengths | None:
-        """Greedy and at temperature 1, on prompts that no step has seen."""
+        """Measure accept lengths on held-out prompts, greedy and at temperature 1."""
         limit = self._config.evaluation_prompts
         chosen: list[EncodedPrompt] = []
         for name in dict.fromkeys(prompt.prompt_set for prompt in prompts):
@@ -328,8 +321,9 @@ class Training:
         )
 
 
+def _num_trained(network: DSparkNetwork) -> int:
+    return sum(p.numel() for p in network.parameters() if p.requires_grad)
+
+
 def _counts(prompts: Sequence[TrainingPrompt]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for prompt in prompts:
-        counts[prompt.prompt_set] = counts.get(prompt.prompt_set, 0) + 1
-    return counts
+    return dict(Counter(prompt.prompt_set for prompt in prompts))

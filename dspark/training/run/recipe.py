@@ -1,4 +1,4 @@
-"""The numbers of a training, and what they are at a given step. Pure arithmetic."""
+"""Defines the hyperparameters of a training and their schedules."""
 
 import math
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from dspark.training.model.loss import LossWeights
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a draft is trained; step numbers count from 0."""
+    """Hyperparameters; steps count from 0."""
 
     epochs: int = 4
-    max_steps: int | None = None  # fewer than the epochs have; None: no limit
+    max_steps: int | None = None  # limit below that of the epochs; None: no limit
     sequences_per_step: int = 32
     sequences_per_micro_batch: int = 1  # whose logits are in memory at once
-    num_anchors: int = 64  # of each sequence, at each visit
+    num_anchors: int = 64  # per sequence and visit
     learning_rate: float = 6e-4
     warm_up: float = 0.04  # share of all steps
     weight_decay: float = 0.0
@@ -25,9 +25,9 @@ class Recipe:
     confidence_weight: float = 1.0
     first_cross_entropy_weight: float = 1.0
     first_l1_weight: float = 0.1
-    weights_move_from: float = 0.1  # shares of all steps: from the first weights ...
-    weights_move_until: float = 0.4  # ... to the others, in a straight line
-    autocast: bool = False  # products in bfloat16; parameters and losses stay in float32
+    weights_move_from: float = 0.1  # share of all steps: start of the change
+    weights_move_until: float = 0.4  # share of all steps: end of the linear change
+    autocast: bool = False  # products in bfloat16; parameters and losses in float32
     seed: int = 42
 
     def steps_per_epoch(self, num_sequences: int) -> int:
@@ -38,7 +38,7 @@ class Recipe:
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
     def learning_rate_at(self, step: int, *, num_steps: int) -> float:
-        """Linear from near 0 over the warm-up, then a cosine to 0."""
+        """Return the rate: linear over the warm-up, then a cosine to 0."""
         warm = math.ceil(self.warm_up * num_steps)
         if step < warm:
             return self.learning_rate * (step + 1) / (warm + 1)
@@ -46,7 +46,7 @@ class Recipe:
         return self.learning_rate * (1 + math.cos(math.pi * progress)) / 2
 
     def weights_at(self, step: int, *, num_steps: int) -> LossWeights:
-        """Cross-entropy first: from scratch the L1 term has hardly any gradient."""
+        """Return the loss weights: cross-entropy first, as L1 has little gradient at first."""
         begin, end = self.weights_move_from * num_steps, self.weights_move_until * num_steps
         moved = min(1.0, max(0.0, (step - begin) / (end - begin) if end > begin else step >= end))
         return LossWeights(

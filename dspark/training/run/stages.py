@@ -1,4 +1,4 @@
-"""How long each stage of a training took. No torch here."""
+"""Logs the duration of the stages of a training. Loads no torch."""
 
 import logging
 import time
@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def timed_stage(name: str) -> Iterator[None]:
-    """Log how long a stage took, once it is done."""
+    """Log the seconds of the block when it ends without an error."""
     started = time.monotonic()
     yield
     logger.info("stage=%s seconds=%.0f", name.replace(" ", "_"), time.monotonic() - started)

@@ -1,4 +1,4 @@
-"""Steps of a training. Whatever is random in a step follows from the seed and its number."""
+"""Trains a network step by step, with randomness derived from the seed and the step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from torch.nn import functional as F
 from draft.network.network import DSparkNetwork
 from dspark.training.data.examples import Examples
 from dspark.training.model.blocks import Labels, MicroBatch, draw_anchors
-from dspark.training.model.forward import GuessBlocks, guess_blocks
+from dspark.training.model.forward import ForwardBlocks, forward_blocks
 from dspark.training.model.loss import SlotLosses, slot_losses, slot_weights
 from dspark.training.run.recipe import Recipe
 
 _EPOCH_STREAM, _ANCHOR_STREAM, _TRIAL_STREAM = 1, 2, 4  # 3 is the validation's
-_LIVE_LOGITS = 4  # tensors of [slots, Vd] in float32 at the worst moment: forward and backward
+_LIVE_LOGITS = 4  # float32 tensors of [slots, Vd] at the peak of forward and backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,15 @@ class StepReport:
     l1: float
     learning_rate: float
     gradient_norm: float  # before clipping
-    num_slots: int  # labels that counted
+    num_slots: int  # valid labels
 
 
 class Trainer:
-    """Owns the network's parameters, the optimiser and the number of the next step.
+    """Owns the parameters, the optimiser and the step number of a training.
 
-    The data order of an epoch and the anchors of a step are drawn from generators seeded with
-    (seed, epoch) and (seed, step). So the state to be kept is parameters, optimiser and step,
-    and on a CPU a resumed training ends bit for bit where an unbroken one does.
+    The data order of an epoch and the anchors of a step have generators seeded with (seed, epoch)
+    and (seed, step). The state is therefore parameters, optimiser and step, and a resumed
+    training on a CPU is bitwise equal to an uninterrupted one.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Trainer:
         examples: Examples,
         recipe: Recipe,
         device: torch.device,
-        guess: GuessBlocks = guess_blocks,
+        forward: ForwardBlocks = forward_blocks,
     ) -> None:
-        """guess: guess_blocks itself, or a faster form of it."""
+        """forward: forward_blocks, or a compiled form of it."""
         assert len(examples) > 0, "nothing to train on"
         self.network = network
         self.step = 0
@@ -58,14 +58,14 @@ class Trainer:
         self._examples = examples
         self._recipe = recipe
         self._device = device
-        self._guess = guess
+        self._forward = forward
         self._parameters = [p for p in network.parameters() if p.requires_grad]
         self._optimiser = torch.optim.AdamW(
             self._parameters, lr=recipe.learning_rate, weight_decay=recipe.weight_decay
         )
 
     def train_step(self) -> StepReport:
-        """One update of the parameters."""
+        """Update the parameters once."""
         recipe, step = self._recipe, self.step
         indices = self._indices(step)
         generator = seeded(recipe.seed, _ANCHOR_STREAM, step)
@@ -89,21 +89,18 @@ class Trainer:
         return StepReport(self.step, loss, cross_entropy, l1, rate, float(norm), num_slots)
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next steps depend on, beside data and recipe."""
+        """Return the state on which the next steps depend, in addition to data and recipe."""
         trained = {n: p.detach() for n, p in self.network.named_parameters() if p.requires_grad}
         return {"step": self.step, "parameters": trained, "optimiser": self._optimiser.state_dict()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` said."""
-        own = dict(self.network.named_parameters())
-        with torch.no_grad():
-            for name, tensor in state["parameters"].items():
-                own[name].copy_(tensor)
+        """Continue from a state."""
+        copy_parameters(state["parameters"], self.network)
         self._optimiser.load_state_dict(state["optimiser"])
         self.step = int(state["step"])
 
     def _indices(self, step: int) -> list[int]:
-        """The sequences of a step: each epoch has an order of its own."""
+        """Return the sequences of a step; each epoch has another order."""
         epoch, place = divmod(step, self._recipe.steps_per_epoch(len(self._examples)))
         generator = seeded(self._recipe.seed, _EPOCH_STREAM, epoch)
         order = torch.randperm(len(self._examples), generator=generator).tolist()
@@ -111,7 +108,7 @@ class Trainer:
         return order[start : start + self._recipe.sequences_per_step]
 
     def _weigh(self, indices: Sequence[int], anchors: Sequence[Tensor]) -> tuple[float, int]:
-        """What all slots of the step weigh together, and their number: before any forward pass."""
+        """Return the total weight and the number of the valid slots of a step."""
         weight, count = 0.0, 0
         for index, chosen in zip(indices, anchors, strict=True):
             labels = Labels.after(
@@ -128,20 +125,22 @@ class Trainer:
     def _micro_step(
         self, indices: Sequence[int], anchors: Sequence[Tensor], total_weight: float
     ) -> Float[Tensor, "3"]:
-        """Add some sequences' gradients; their shares of loss, cross-entropy and L1."""
+        """Accumulate gradients of some sequences; return their parts of loss, cross-entropy, L1."""
         if not sum(len(chosen) for chosen in anchors):
             return torch.zeros(3, dtype=torch.float64)
         examples = [self._examples.example(i) for i in indices]
         batch = MicroBatch.of(examples, anchors, block_size=self.network.config.block_size)
         batch = batch.to(self._device)
-        losses = losses_of(self.network, batch, autocast=self._recipe.autocast, guess=self._guess)
+        losses = losses_of(
+            self.network, batch, autocast=self._recipe.autocast, forward=self._forward
+        )
         weights = slot_weights(batch.labels.is_valid, decay=self._recipe.loss_decay)
         terms = self._recipe.weights_at(self.step, num_steps=self.num_steps)
         loss = losses.total(weights, terms, total_weight=total_weight)
         loss.backward()  # type: ignore[no-untyped-call]
         parts = [(x.detach() * weights).sum() for x in (losses.cross_entropy, losses.l1)]
-        shares = torch.stack([loss.detach(), *(part / total_weight for part in parts)])
-        return shares.to("cpu", torch.float64)
+        sums = torch.stack([loss.detach(), *(part / total_weight for part in parts)])
+        return sums.to("cpu", torch.float64)
 
 
 def losses_of(
@@ -149,23 +148,23 @@ def losses_of(
     batch: MicroBatch,
     *,
     autocast: bool,
-    guess: GuessBlocks = guess_blocks,
+    forward: ForwardBlocks = forward_blocks,
 ) -> SlotLosses:
-    """Forward pass and terms of one micro-batch. The target speaks through its own head."""
+    """Run one micro-batch and compute its losses against the target's distribution."""
     with torch.autocast(batch.taps.device.type, torch.bfloat16, enabled=autocast):
-        guesses = guess(network, batch)
-    words = batch.labels.ids
+        output = forward(network, batch)
+    labels = batch.labels.ids
     if network.vocabulary is not None:
-        words = network.vocabulary.from_target(words, vocab_size=network.config.vocab_size)
+        labels = network.vocabulary.from_target(labels, vocab_size=network.config.vocab_size)
     with torch.no_grad():
         head = network.lm_head.get_parameter("weight")
         logits = F.linear(batch.target_hidden.to(head.dtype), head).float()
         p = logits.sub_(batch.log_normaliser[..., None]).exp_()
-    return slot_losses(guesses, words, p)
+    return slot_losses(output, labels, p)
 
 
 def trial_batch(examples: Examples, recipe: Recipe, *, block_size: int) -> MicroBatch:
-    """A micro-batch as a step has them, of the first sequences, on the processor."""
+    """Build a typical micro-batch from the first sequences, on the CPU."""
     chosen = [
         examples.example(i) for i in range(min(recipe.sequences_per_micro_batch, len(examples)))
     ]
@@ -176,18 +175,26 @@ def trial_batch(examples: Examples, recipe: Recipe, *, block_size: int) -> Micro
     return MicroBatch.of(chosen, anchors, block_size=block_size)
 
 
-def seeded(seed: int, *words: int) -> torch.Generator:
-    """A generator of its own for each purpose and number."""
+def copy_parameters(parameters: Mapping[str, Tensor], network: DSparkNetwork) -> None:
+    """Copy named tensors into the parameters of a network."""
+    own = dict(network.named_parameters())
+    with torch.no_grad():
+        for name, tensor in parameters.items():
+            own[name].copy_(tensor)
+
+
+def seeded(seed: int, *numbers: int) -> torch.Generator:
+    """Return a generator for a seed, a purpose and a number."""
     mixed = seed & 0xFFFFFFFF
-    for word in words:  # multiplication by an odd constant keeps different words apart
-        mixed = (mixed * 6364136223846793005 + 1442695040888963407 + word) & ((1 << 63) - 1)
+    for number in numbers:  # multiplication by an odd constant is injective
+        mixed = (mixed * 6364136223846793005 + 1442695040888963407 + number) & ((1 << 63) - 1)
     return torch.Generator().manual_seed(mixed)
 
 
 def peak_bytes(network: DSparkNetwork, recipe: Recipe, *, longest: int) -> int:
-    """What a step takes at most: parameters, gradients, optimiser, logits, attention scores.
+    """Estimate the peak memory of a step: parameters, gradients, optimiser, logits, scores.
 
-    An estimate, on the high side. longest: tokens of the longest sequence.
+    An upper estimate. longest: tokens of the longest sequence.
     """
     config = network.config
     slots = recipe.sequences_per_micro_batch * recipe.num_anchors * config.block_size

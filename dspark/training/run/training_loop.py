@@ -1,4 +1,4 @@
-"""The loop over steps: log, validation, checkpoints, and the best network so far."""
+"""Loops over training steps: log, validation, checkpoints, best parameters."""
 
 import logging
 import math
@@ -13,29 +13,28 @@ import torch
 from draft import DSparkNetwork
 from dspark.training.config import LearningConfig
 from dspark.training.data.examples import Examples
-from dspark.training.model.forward import GuessBlocks, guess_blocks
-from dspark.training.run.checkpoints import Checkpoints, save_whole
+from dspark.training.model.forward import ForwardBlocks, forward_blocks
+from dspark.training.run.checkpoints import Checkpoints, save_atomically
 from dspark.training.run.curves import draw_curves
-from dspark.training.run.journal import Journal
 from dspark.training.run.recipe import Recipe
-from dspark.training.run.trainer import StepReport, Trainer
-from dspark.training.run.validating import Validation, validate
+from dspark.training.run.trainer import StepReport, Trainer, copy_parameters
+from dspark.training.run.training_log import TrainingLog
+from dspark.training.run.validation import Validation, validate
 
 logger = logging.getLogger(__name__)
 
-_NOTHING_YET = -math.inf
-_PACE_STEPS = 20  # without a validation among them, unless those are asked for often
+_PACE_STEPS = 20  # before the estimate of the remaining time
 
 
 class _Pace:
-    """Says once how long the steps will take, after enough of them to know."""
+    """Logs the estimated remaining time once, after _PACE_STEPS."""
 
     def __init__(self, first_step: int, num_steps: int) -> None:
         self._first = first_step
         self._num_steps = num_steps
         self._started = time.monotonic()
 
-    def tell(self, step: int) -> None:
+    def update(self, step: int) -> None:
         num_done, num_left = step - self._first, self._num_steps - step
         if num_done == _PACE_STEPS and num_left:
             seconds = (time.monotonic() - self._started) / num_done
@@ -45,15 +44,15 @@ class _Pace:
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """How a training ended. The network holds the parameters that are to be exported."""
+    """The result of a training; the network has the parameters to export."""
 
     num_steps: int
     exported_step: int
     validation: Validation | None  # of the exported step; None without held-out prompts
 
 
-class Learning:
-    """One training in its folder: training.jsonl, curves.png, checkpoints/, best.pt."""
+class TrainingLoop:
+    """Trains in a folder with training.jsonl, curves.png, checkpoints/ and best.pt."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class Learning:
         folder: Path,
         identity: Mapping[str, object],
         device: torch.device,
-        guess: GuessBlocks = guess_blocks,
+        forward: ForwardBlocks = forward_blocks,
     ) -> None:
         self._network = network
         self._held_out = held_out
@@ -75,11 +74,11 @@ class Learning:
         self._folder = folder
         self._device = device
         self._trainer = Trainer(
-            network=network, examples=examples, recipe=recipe, device=device, guess=guess
+            network=network, examples=examples, recipe=recipe, device=device, forward=forward
         )
         self._checkpoints = Checkpoints(folder=folder / "checkpoints", identity=identity)
-        self._journal = Journal(path=folder / "training.jsonl")
-        self._best = _NOTHING_YET
+        self._log = TrainingLog(path=folder / "training.jsonl")
+        self._best = -math.inf
         self._best_step = 0
 
     @property
@@ -87,10 +86,10 @@ class Learning:
         return self._trainer.num_steps
 
     def run(self, report: Callable[[int], None]) -> TrainingResult:
-        """Every step that is left. Reports steps done.
+        """Run the remaining steps. Reports the number of steps done.
 
-        Raises TrainingError when the folder holds another training, OSError when the disk is
-        full; the last checkpoint stays.
+        Raises TrainingError if the folder has another training, and OSError if the disk is full;
+        the last checkpoint stays.
         """
         self._resume()
         trainer, config = self._trainer, self._config
@@ -98,14 +97,14 @@ class Learning:
         pace = _Pace(trainer.step, trainer.num_steps)
         while trainer.step < trainer.num_steps:
             found = trainer.train_step()
-            self._journal.step(found)
+            self._log.step(found)
             is_last = trainer.step == trainer.num_steps
             if is_last or trainer.step % config.validate_every == 0:
                 self._validate(found)
             if is_last or trainer.step % config.checkpoint_every == 0:
                 self._save()
             report(trainer.step)
-            pace.tell(trainer.step)
+            pace.update(trainer.step)
         return self._end()
 
     def _resume(self) -> None:
@@ -114,7 +113,7 @@ class Learning:
             self._trainer.restore(state["trainer"])
             self._best, self._best_step = state["best"], state["best_step"]
             logger.info("training continues after step %d", self._trainer.step)
-        self._journal.rewind(self._trainer.step)
+        self._log.rewind(self._trainer.step)
 
     def _save(self) -> None:
         state = {
@@ -133,24 +132,24 @@ class Learning:
                 found.loss,
             )
             return
-        said = validate(self._network, self._held_out, self._recipe, device=self._device)
-        self._journal.validation(found.step, said)
+        validation = validate(self._network, self._held_out, self._recipe, device=self._device)
+        self._log.validation(found.step, validation)
         logger.info(
             "step=%d of=%d loss=%.4f held_out_accept_length=%.3f acceptance=%s",
             found.step,
             self.num_steps,
             found.loss,
-            said.accept_length,
-            "/".join(f"{chance:.3f}" for chance in said.acceptance),
+            validation.accept_length,
+            "/".join(f"{chance:.3f}" for chance in validation.acceptance),
         )
-        if said.accept_length > self._best:
-            self._best, self._best_step = said.accept_length, found.step
-            save_whole(self._trainer.state()["parameters"], self._best_file)
+        if validation.accept_length > self._best:
+            self._best, self._best_step = validation.accept_length, found.step
+            save_atomically(self._trainer.state()["parameters"], self._best_file)
         self._draw()
 
     def _draw(self) -> None:
         try:
-            draw_curves(self._journal.entries(), self._folder / "curves.png")
+            draw_curves(self._log.entries(), self._folder / "curves.png")
         except ImportError:
             logger.warning("no curves.png without matplotlib: pip install -e '.[train]'")
 
@@ -160,10 +159,7 @@ class Learning:
             parameters: Mapping[str, Any] = torch.load(
                 self._best_file, map_location="cpu", weights_only=True
             )
-            own = dict(self._network.named_parameters())
-            with torch.no_grad():
-                for name, tensor in parameters.items():
-                    own[name].copy_(tensor)
+            copy_parameters(parameters, self._network)
             step = self._best_step
         self._network.eval()
         validation = None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dspark.bench.workloads.prompts import Prompt
 from dspark.training.data.prompts import prompt_key
-from dspark.training.run.begun_config import StoredSettings
+from dspark.training.run.stored_settings import StoredSettings
 from dspark.training.settings.schema import TRAINING, TrainingSettings
 from server.settings.schema import SettingsError
 
@@ -65,7 +65,7 @@ def refuse_another_training(output: Path, asked: dict[str, object]) -> None:
     if begun.have_steps and changes:
         raise SettingsError(
             *(
-                f"{c.name}: found {_text(c.asked)}; accepted: {_text(c.found)}, as in {begun.path}"
+                f"{c.name}: found {_text(c.requested)}; accepted: {_text(c.found)}, as in {begun.path}"
                 for c in changes
             ),
             f"output: {output} holds a training with other settings; accepted: its settings, "
@@ -81,7 +81,7 @@ def begin(output: Path, asked: dict[str, object]) -> None:
         return
     for c in begun.changes(asked):
         logger.warning(
-            "%s: %s is now %s; no step was taken yet", c.name, _text(c.found), _text(c.asked)
+            "%s: %s is now %s; no step was taken yet", c.name, _text(c.found), _text(c.requested)
         )
     begun.write(asked)
 

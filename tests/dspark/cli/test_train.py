@@ -120,7 +120,7 @@ def test_hidden_states_kept_read_or_computed_at_each_visit_make_the_same_draft(
         for folder in ("features", "checkpoints", "draft"):
             shutil.rmtree(tmp_path / "out" / folder, ignore_errors=True)
     by_engine, by_second_pass, anew = drafts
-    assert re.search(r"hidden states kept=\d+ left=0", logs[0])
+    assert re.search(r"hidden states stored=\d+ skipped=0", logs[0])
     assert "hidden states, " not in logs[0]  # nothing was missing
     assert re.search(r"hidden states, \d+ missing", logs[1])  # the answers were there already
     for name, tensor in by_second_pass.items():
@@ -177,7 +177,7 @@ def test_a_smaller_vocabulary_is_learned_with_and_served(
 
     third = ["--set", f"training.start_draft={draft}", "--set", f"output={tmp_path / 'third'}"]
     assert train(begun, *third) == 1
-    assert "training.start_draft has a vocabulary of its own, of 20" in capsys.readouterr().err
+    assert "training.start_draft has a reduced vocabulary of 20" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -306,8 +306,8 @@ def test_settings_of_a_training_are_flags_and_variables_too(
     ("changes", "complaint"),
     [
         ({"design__num_taps": 5}, "5 taps do not fit a target of 5 layers"),
-        ({"data__held_out": 0.99999}, "no sequence is left to train on"),
-        ({"answers__min_tokens": 12, "data__max_tokens": 14}, "no sequence is left to train on"),
+        ({"data__held_out": 0.99999}, "no sequence to train on"),
+        ({"answers__min_tokens": 12, "data__max_tokens": 14}, "no sequence to train on"),
         ({"features__mode": "cached", "features__disk_budget_gib": 1e-9}, "disk_budget_gib: found"),
         ({"design__mask_token_id": VOCAB}, f"mask_token_id: found {VOCAB}; accepted: 0 to"),
         ({"design__num_kv_heads": 3}, "num_kv_heads: found 3; accepted: a divisor"),

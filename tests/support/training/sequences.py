@@ -1,15 +1,16 @@
-"""Sequences with made-up hidden states, for a tiny draft."""
+"""Sequences with synthetic hidden states, for a tiny draft."""
 
 import torch
 from torch import Tensor
 
 from draft import DSparkConfig, DSparkNetwork
-from dspark.training.data.examples import HiddenStates, OnlineExamples, TokenSequence
+from dspark.training.data.examples import HiddenStates, TokenSequence
+from dspark.training.data.sequence_examples import SequenceExamples
 from dspark.training.model.initialising import new_network
 
 
 class FakeTarget:
-    """Hidden states that follow from the tokens alone, always the same; its head is tiny_head."""
+    """Computes deterministic hidden states from the tokens; its head is tiny_head."""
 
     def __init__(self, config: DSparkConfig, *, seed: int = 3) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -27,13 +28,13 @@ class FakeTarget:
 
 
 def tiny_head(config: DSparkConfig) -> Tensor:
-    """Embedding and head of the fake target."""
+    """Return the embedding and head of the fake target."""
     generator = torch.Generator().manual_seed(11)
     return torch.randn(config.vocab_size, config.hidden_size, generator=generator)
 
 
 def tiny_network(config: DSparkConfig) -> DSparkNetwork:
-    """Ready to be trained, from scratch; the same at each call."""
+    """Return a trainable network from scratch, the same in each call."""
     head = tiny_head(config)
     return new_network(
         config,
@@ -54,8 +55,8 @@ def sequences(count: int, *, vocab: int, length: int = 18, seed: int = 0) -> lis
     ]
 
 
-def examples_of(config: DSparkConfig, count: int = 6, *, length: int = 18) -> OnlineExamples:
-    return OnlineExamples(
+def examples_of(config: DSparkConfig, count: int = 6, *, length: int = 18) -> SequenceExamples:
+    return SequenceExamples(
         sequences=sequences(count, vocab=config.vocab_size, length=length),
         compute=FakeTarget(config),
     )

@@ -1,4 +1,4 @@
-"""The target answers once, and a kill costs one answer at most."""
+"""Answers are generated once, and an interrupted run resumes."""
 
 from pathlib import Path
 
@@ -19,13 +19,13 @@ PROMPTS = [
 ]
 
 
-def generate(path: Path, *, asked: list[TrainingPrompt] = PROMPTS) -> tuple[int, AnswerFile]:
+def generate(path: Path, *, selected: list[TrainingPrompt] = PROMPTS) -> tuple[int, AnswerFile]:
     file = AnswerFile(path=path, target="name")
-    num_made = generate_answers(tiny_engine().engine, asked, CONFIG, file, report=lambda n: None)
+    num_made = generate_answers(tiny_engine().engine, selected, CONFIG, file, report=lambda n: None)
     return num_made, file
 
 
-def test_each_prompt_is_answered_greedily_and_by_sampling_with_a_seed_of_its_own(
+def test_each_prompt_has_a_greedy_and_a_sampled_answer_with_its_own_seed(
     tmp_path: Path,
 ) -> None:
     num_made, file = generate(tmp_path / "answers.jsonl")
@@ -41,47 +41,47 @@ def test_each_prompt_is_answered_greedily_and_by_sampling_with_a_seed_of_its_own
     assert sampled.params("key0").temperature == 0.9
 
 
-def test_a_killed_run_goes_on_and_says_what_an_unbroken_one_says(tmp_path: Path) -> None:
-    generate(tmp_path / "unbroken.jsonl")
+def test_an_interrupted_run_resumes_with_the_same_answers(tmp_path: Path) -> None:
+    generate(tmp_path / "complete.jsonl")
     killed = tmp_path / "killed.jsonl"
-    generate(killed, asked=PROMPTS[:2])
+    generate(killed, selected=PROMPTS[:2])
     with killed.open("a") as file:
         file.write('{"prompt": "key2", "variant": "0-t0')
     num_made, _ = generate(killed)
     assert num_made == 4
     assert sorted(killed.read_text().splitlines()) == sorted(
-        (tmp_path / "unbroken.jsonl").read_text().splitlines()
+        (tmp_path / "complete.jsonl").read_text().splitlines()
     )
     assert generate(killed)[0] == 0
 
 
-def test_another_way_to_answer_is_another_answer(tmp_path: Path) -> None:
+def test_other_sampling_settings_need_other_answers(tmp_path: Path) -> None:
     _, file = generate(tmp_path / "answers.jsonl")
-    hotter = AnswersConfig(temperatures=(0.0, 1.5), max_new_tokens=9, min_tokens=2)
+    other_config = AnswersConfig(temperatures=(0.0, 1.5), max_new_tokens=9, min_tokens=2)
     assert count_missing(PROMPTS, CONFIG, file) == 0
-    assert count_missing(PROMPTS, hotter, file) == 4
+    assert count_missing(PROMPTS, other_config, file) == 4
     other = [TrainingPrompt(p.key, p.prompt_set, (*p.token_ids, 5), False) for p in PROMPTS]
     assert count_missing(other, CONFIG, file) == 8  # the same text in other tokens
 
 
 def test_another_targets_answers_are_refused(tmp_path: Path) -> None:
-    generate(tmp_path / "answers.jsonl", asked=PROMPTS[:1])
+    generate(tmp_path / "answers.jsonl", selected=PROMPTS[:1])
     with pytest.raises(LoadError, match="target: found name; accepted: other"):
         AnswerFile(path=tmp_path / "answers.jsonl", target="other")
 
 
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    generate(path, asked=PROMPTS[:1])
+    generate(path, selected=PROMPTS[:1])
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], "{broken", *lines[1:]]) + "\n")
-    with pytest.raises(LoadError, match=r"answers.jsonl:2: this is no JSON object"):
+    with pytest.raises(LoadError, match=r"answers.jsonl:2: found no JSON object"):
         AnswerFile(path=path, target="name")
 
 
 def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    _, file = generate(path, asked=PROMPTS[:1])
+    _, file = generate(path, selected=PROMPTS[:1])
     before = path.read_text()
     answer = file.find(PROMPTS[0], Variant.all_of(CONFIG)[0])
     assert answer is not None

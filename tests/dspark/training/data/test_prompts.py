@@ -1,4 +1,4 @@
-"""Prompts to train on."""
+"""Reading and splitting training prompts."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def test_an_empty_file_is_refused(tmp_path: Path, skips: bool) -> None:
         read_training_prompts([write(tmp_path, "empty.jsonl", "")], skips_malformed=skips)
 
 
-def test_the_split_follows_the_prompt_and_not_its_place_or_set() -> None:
+def test_the_split_depends_on_the_prompt_only() -> None:
     keys = [prompt_key(Prompt("a", ({"role": "user", "content": str(i)},))) for i in range(2000)]
     again = prompt_key(Prompt("b", ({"content": "7", "role": "user"},)))
     assert again == keys[7]

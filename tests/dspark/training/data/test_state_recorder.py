@@ -1,4 +1,4 @@
-"""What the engine hands over while it answers is what a second pass would read."""
+"""Recorded hidden states equal those of a second pass."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ import torch
 
 from dspark.training.data.examples import TokenSequence, rounded
 from dspark.training.data.feature_store import FeatureStore
-from dspark.training.data.hidden_states import HiddenReader
-from dspark.training.data.state_recorder import StateKeeper, final_norm_of
+from dspark.training.data.hidden_states import HiddenStateReader
+from dspark.training.data.state_recorder import HiddenStateRecorder, final_norm_of
 from engine.api import EngineSamplingParams, Request
 from engine.core.offline import RequestRun, drive
 from engine.loading.target import LoadedTarget, by_transformers_alone
@@ -19,20 +19,20 @@ TAPS = (-1, 1, 3)
 MIN_TOKENS = 2
 
 
-def keep(
+def record(
     target: LoadedTarget,
     store: FeatureStore,
     *,
     by_states: bool = False,
     prefix_cache: bool = False,
-    asked: list[list[int]] | None = None,
+    prompt_ids: list[list[int]] | None = None,
     **settings: object,
-) -> tuple[list[RequestRun], StateKeeper, int]:
-    """Answers to a few prompts, greedy and drawn; the keeper; how often one was preempted."""
-    reader = HiddenReader(target=target, tap_layers=TAPS, device=CPU)
+) -> tuple[list[RequestRun], HiddenStateRecorder, int]:
+    """Return runs of a few prompts, greedy and sampled, the recorder and the preemptions."""
+    reader = HiddenStateReader(target=target, tap_layers=TAPS, device=CPU)
     norm = final_norm_of(target, device=CPU)
     assert norm is not None
-    keeper = StateKeeper(
+    recorder = HiddenStateRecorder(
         store=store,
         final_norm=norm,
         hidden_size=HIDDEN,
@@ -43,18 +43,18 @@ def keep(
     )
     built = tiny_engine(
         target=target,
-        recorder=keeper,
+        recorder=recorder,
         tap_layers=(*TAPS, LAYERS - 1),
         prefix_cache=prefix_cache,
         **settings,
     )
     requests = [
         Request(str(i), tuple(p), EngineSamplingParams(14, temperature=(0.0, 0.9)[i % 2], seed=i))
-        for i, p in enumerate(asked or prompts(7, vocab=VOCAB))
+        for i, p in enumerate(prompt_ids or prompts(7, vocab=VOCAB))
     ]
     runs = drive(built.engine, requests, concurrency=4)
     store.flush()
-    return runs, keeper, built.engine.snapshot().num_preemptions
+    return runs, recorder, built.engine.snapshot().num_preemptions
 
 
 def new_store(folder: Path, *, budget_bytes: int = 1 << 30) -> FeatureStore:
@@ -65,8 +65,10 @@ def sequence_of(run: RequestRun) -> TokenSequence:
     return TokenSequence((*run.request.prompt_ids, *run.token_ids), len(run.request.prompt_ids))
 
 
-def assert_kept_as_read(target: LoadedTarget, store: FeatureStore, runs: list[RequestRun]) -> None:
-    reader = HiddenReader(target=target, tap_layers=TAPS, device=CPU)
+def assert_stored_as_computed(
+    target: LoadedTarget, store: FeatureStore, runs: list[RequestRun]
+) -> None:
+    reader = HiddenStateReader(target=target, tap_layers=TAPS, device=CPU)
     for run in runs:
         sequence = sequence_of(run)
         found = store.find(sequence)
@@ -78,7 +80,7 @@ def assert_kept_as_read(target: LoadedTarget, store: FeatureStore, runs: list[Re
             assert one.shape == other.shape
             scale = float(other.float().abs().max())
             difference = (one[:-1].float() - other[:-1].float()).abs()
-            assert float(difference.max()) <= 2**-7 * scale  # may round to the other side
+            assert float(difference.max()) <= 2**-7 * scale  # may round differently
             assert float((difference > 0).float().mean()) < 0.01
         assert torch.equal(
             found.log_normaliser[: sequence.num_prompt_tokens],
@@ -99,47 +101,47 @@ def assert_kept_as_read(target: LoadedTarget, store: FeatureStore, runs: list[Re
         pytest.param({"native_kernels": "off"}, id="transformers"),
     ],
 )
-def test_every_answer_has_the_states_that_a_pass_over_it_would_read(
+def test_every_answer_has_the_states_of_a_pass_over_it(
     name: str, settings: dict[str, object], tmp_path: Path
 ) -> None:
     target = tiny_target(name)
     store = new_store(tmp_path)
-    runs, keeper, num_preemptions = keep(target, store, **settings)
+    runs, recorder, num_preemptions = record(target, store, **settings)
     long_enough = [run for run in runs if len(run.token_ids) >= MIN_TOKENS]
     assert len(long_enough) >= 5
-    assert (keeper.num_kept, keeper.num_left) == (len(long_enough), 0)
+    assert (recorder.num_stored, recorder.num_skipped) == (len(long_enough), 0)
     assert (num_preemptions > 0) == ("num_pages" in settings)
-    assert_kept_as_read(target, store, long_enough)
-    assert_kept_as_read(target, new_store(tmp_path), long_enough)  # they lie on the disk
+    assert_stored_as_computed(target, store, long_enough)
+    assert_stored_as_computed(target, new_store(tmp_path), long_enough)  # from disk
 
 
-def test_a_low_precision_has_its_normaliser_computed_from_the_states(tmp_path: Path) -> None:
+def test_in_low_precision_the_normaliser_is_computed_from_the_states(tmp_path: Path) -> None:
     target, store = tiny_target(), new_store(tmp_path)
-    runs, _, _ = keep(target, store, by_states=True)
-    assert_kept_as_read(target, store, [r for r in runs if len(r.token_ids) >= MIN_TOKENS])
+    runs, _, _ = record(target, store, by_states=True)
+    assert_stored_as_computed(target, store, [r for r in runs if len(r.token_ids) >= MIN_TOKENS])
 
 
-def test_a_sequence_with_rows_that_were_never_computed_is_left_to_the_second_pass(
+def test_a_sequence_with_cached_rows_is_skipped(
     tmp_path: Path,
 ) -> None:
     store = new_store(tmp_path)
     same = prompts(1, vocab=VOCAB, low=20)[0]
-    runs, keeper, _ = keep(tiny_target(), store, prefix_cache=True, asked=[same, same])
-    assert (keeper.num_kept, keeper.num_left) == (1, 1)
+    runs, recorder, _ = record(tiny_target(), store, prefix_cache=True, prompt_ids=[same, same])
+    assert (recorder.num_stored, recorder.num_skipped) == (1, 1)
     assert [sequence_of(run) in store for run in runs] == [True, False]
 
 
-def test_what_has_no_room_in_the_budget_is_left_to_each_visit(tmp_path: Path) -> None:
+def test_states_over_the_budget_are_skipped(tmp_path: Path) -> None:
     row = 2 * HIDDEN * (len(TAPS) + 1) + 4
     store = new_store(tmp_path, budget_bytes=80 * row)
-    runs, keeper, _ = keep(tiny_target(), store)
-    assert keeper.num_kept > 0
-    assert keeper.num_left > 0
+    runs, recorder, _ = record(tiny_target(), store)
+    assert recorder.num_stored > 0
+    assert recorder.num_skipped > 0
     kept = [run for run in runs if sequence_of(run) in store]
     assert sum(len(sequence_of(run).token_ids) for run in kept) <= 80
 
 
-def test_a_final_state_that_is_more_than_a_norm_is_not_kept() -> None:
+def test_a_final_state_that_is_more_than_a_norm_is_not_recorded() -> None:
     target = tiny_target()
     backbone = target.model.get_decoder()  # type: ignore[operator]
     assert final_norm_of(target, device=CPU) is backbone.norm

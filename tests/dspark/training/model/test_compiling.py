@@ -1,4 +1,4 @@
-"""A compiled training step says what a plain one says, or is not taken."""
+"""A compiled training step computes what a plain one does, or is not used."""
 
 import json
 import logging
@@ -12,8 +12,8 @@ import torch
 
 from draft import DSparkNetwork
 from dspark.training.model.blocks import MicroBatch
-from dspark.training.model.compiling import compile_guesses
-from dspark.training.model.forward import BlockGuesses, GuessBlocks, guess_blocks
+from dspark.training.model.compiling import compile_forward
+from dspark.training.model.forward import BlockOutput, ForwardBlocks, forward_blocks
 from dspark.training.run.recipe import Recipe
 from dspark.training.run.trainer import Trainer, trial_batch
 from tests.support.draft.tiny import CONFIG, CPU
@@ -28,27 +28,27 @@ def trial() -> MicroBatch:
 
 
 class Compiled:
-    """What a compiler might make: right, but for what it is told to do wrong."""
+    """A compiled form with an optional error."""
 
-    def __init__(self, *, scale: float = 1.0, dies_after: int | None = None) -> None:
+    def __init__(self, *, scale: float = 1.0, fails_after: int | None = None) -> None:
         self._scale = scale
-        self._dies_after = dies_after
+        self._fails_after = fails_after
         self.num_calls = 0
 
-    def __call__(self, network: DSparkNetwork, batch: MicroBatch) -> BlockGuesses:
-        if self.num_calls == self._dies_after:
+    def __call__(self, network: DSparkNetwork, batch: MicroBatch) -> BlockOutput:
+        if self.num_calls == self._fails_after:
             raise RuntimeError("no compiler here\nand much more")
         self.num_calls += 1
-        found = guess_blocks(network, batch)
-        return BlockGuesses(self._scale * found.logits, found.confidence_logits)
+        found = forward_blocks(network, batch)
+        return BlockOutput(self._scale * found.logits, found.confidence_logits)
 
 
-def compiled_with(compiled: Compiled, network: DSparkNetwork) -> GuessBlocks:
-    return compile_guesses(network, trial(), autocast=False, compiler=lambda guess: compiled)
+def compiled_with(compiled: Compiled, network: DSparkNetwork) -> ForwardBlocks:
+    return compile_forward(network, trial(), autocast=False, compiler=lambda forward: compiled)
 
 
-def test_lengths_of_every_kind_are_compiled_a_few_times_and_say_the_same() -> None:
-    found = subprocess.run(
+def test_many_lengths_compile_a_few_times_and_agree() -> None:
+    process = subprocess.run(
         [sys.executable, "-m", "tests.support.training.compiled_lengths"],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -56,44 +56,46 @@ def test_lengths_of_every_kind_are_compiled_a_few_times_and_say_the_same() -> No
         text=True,
         check=True,
     )
-    told = json.loads(found.stdout)
-    assert told["is_compiled"]
-    assert 1 <= told["num_compiled"] <= 3
-    assert told["difference"] < 1e-5
+    found = json.loads(process.stdout)
+    assert found["is_compiled"]
+    assert 1 <= found["num_compiled"] <= 3
+    assert found["difference"] < 1e-5
 
 
-def test_what_says_the_same_takes_the_steps_of_the_training(
+def test_a_form_that_agrees_runs_the_steps(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plain, own, compiled = tiny_network(CONFIG), tiny_network(CONFIG), Compiled()
     with caplog.at_level(logging.INFO):
-        guess = compiled_with(compiled, own)
+        forward = compiled_with(compiled, own)
     assert "training is compiled" in caplog.text
     assert all(parameter.grad is None for parameter in own.parameters())
     one = Trainer(network=plain, examples=examples_of(CONFIG), recipe=RECIPE, device=CPU)
     other = Trainer(
-        network=own, examples=examples_of(CONFIG), recipe=RECIPE, device=CPU, guess=guess
+        network=own, examples=examples_of(CONFIG), recipe=RECIPE, device=CPU, forward=forward
     )
     for _ in range(one.num_steps):
         assert one.train_step() == other.train_step()
     assert compiled.num_calls == 1 + 2 * one.num_steps  # the trial, two micro-batches a step
 
 
-def test_what_does_not_compile_runs_as_it_is_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_the_compiler_is_logged_and_training_runs_uncompiled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     network = tiny_network(CONFIG)
-    assert compiled_with(Compiled(dies_after=0), network) is guess_blocks
+    assert compiled_with(Compiled(fails_after=0), network) is forward_blocks
     assert "training is not compiled: no compiler here" in caplog.text
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
-def test_what_compiles_to_something_else_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
-    assert compiled_with(Compiled(scale=1.1), tiny_network(CONFIG)) is guess_blocks
+def test_a_form_that_differs_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    assert compiled_with(Compiled(scale=1.1), tiny_network(CONFIG)) is forward_blocks
     assert "the compiled pass differs by" in caplog.text
 
 
-@pytest.mark.parametrize(("compiled_s", "is_taken"), [(0.8, True), (0.99, False), (1.5, False)])
-def test_where_it_is_timed_only_a_form_that_is_faster_is_taken(
-    caplog: pytest.LogCaptureFixture, compiled_s: float, is_taken: bool
+@pytest.mark.parametrize(("compiled_s", "is_used"), [(0.8, True), (0.99, False), (1.5, False)])
+def test_with_a_stopwatch_only_a_faster_form_is_used(
+    caplog: pytest.LogCaptureFixture, compiled_s: float, is_used: bool
 ) -> None:
     network, compiled = tiny_network(CONFIG), Compiled()
 
@@ -103,28 +105,28 @@ def test_where_it_is_timed_only_a_form_that_is_faster_is_taken(
         return compiled_s if compiled.num_calls > calls else 1.0
 
     with caplog.at_level(logging.INFO):
-        guess = compile_guesses(
+        forward = compile_forward(
             network,
             trial(),
             autocast=False,
-            compiler=lambda guess: compiled,
+            compiler=lambda forward: compiled,
             stopwatch=stopwatch,
         )
-    assert (guess is not guess_blocks) == is_taken
-    assert (f"{1000 * compiled_s:.1f} ms compiled and 1000.0 ms plain" in caplog.text) != is_taken
+    assert (forward is not forward_blocks) == is_used
+    assert (f"{1000 * compiled_s:.1f} ms compiled and 1000.0 ms plain" in caplog.text) != is_used
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
-def test_a_form_that_fails_later_is_given_up_and_the_training_goes_on(
+def test_a_form_that_fails_later_is_replaced_and_training_continues(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    network, compiled = tiny_network(CONFIG), Compiled(dies_after=2)
-    guess, batch = compiled_with(compiled, network), trial()
+    network, compiled = tiny_network(CONFIG), Compiled(fails_after=2)
+    forward, batch = compiled_with(compiled, network), trial()
     for _ in range(3):
         torch.testing.assert_close(
-            guess(network, batch).logits, guess_blocks(network, batch).logits
+            forward(network, batch).logits, forward_blocks(network, batch).logits
         )
     assert compiled.num_calls == 2
     assert [record.message for record in caplog.records] == [
-        "training goes on without its compiled form: RuntimeError"
+        "training continues uncompiled: RuntimeError"
     ]

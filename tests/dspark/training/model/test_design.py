@@ -1,15 +1,15 @@
-"""The draft's shape follows the target, and what cannot be had is refused."""
+"""The shape of a draft follows the target, and invalid shapes are refused."""
 
 import pytest
 import torch
 
 from dspark.training.config import DesignConfig
 from dspark.training.data.examples import TokenSequence
-from dspark.training.data.hidden_states import HiddenReader
+from dspark.training.data.hidden_states import HiddenStateReader
 from dspark.training.model.design import (
     choose_taps,
     design_draft,
-    frequent_words,
+    frequent_token_ids,
     last_layers,
     unused_token_id,
 )
@@ -31,7 +31,7 @@ def test_a_target_without_enough_layers_is_refused() -> None:
         choose_taps(DesignConfig(tap_layers=(0, 4)), num_layers=5)
 
 
-def test_a_draft_has_the_shape_of_its_target_unless_told_otherwise() -> None:
+def test_a_draft_has_the_shape_of_its_target_by_default() -> None:
     target = tiny_target("qwen3")
     config = design_draft(DesignConfig(num_taps=2), target, mask_token_id=3)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
@@ -55,32 +55,32 @@ def test_heads_that_cannot_be_built_are_refused(design: DesignConfig, field: str
         design_draft(design, tiny_target(), mask_token_id=0)
 
 
-def test_the_mask_is_the_last_token_that_no_text_holds() -> None:
+def test_the_mask_is_the_last_unused_token() -> None:
     assert unused_token_id([(1, 5), (4,)], vocab_size=6) == 3
     with pytest.raises(LoadError, match=r"design.mask_token_id: every token occurs"):
         unused_token_id([(0, 1)], vocab_size=2)
 
 
-def test_a_reduced_vocabulary_is_what_answers_say_most_and_every_end() -> None:
+def test_a_reduced_vocabulary_has_frequent_tokens_and_every_end() -> None:
     answers = [(5, 5, 5, 2), (2, 5, 9), (9, 2, 7)]
-    words = frequent_words(answers, size=4, always=[11], vocab_size=12)
-    assert words.tolist() == [2, 5, 9, 11]
-    everything = frequent_words(answers, size=12, always=[11], vocab_size=12)
+    kept_ids = frequent_token_ids(answers, size=4, always=[11], vocab_size=12)
+    assert kept_ids.tolist() == [2, 5, 9, 11]
+    everything = frequent_token_ids(answers, size=12, always=[11], vocab_size=12)
     assert everything.tolist() == list(range(12))
 
 
 @pytest.mark.parametrize("size", [1, 13])
-def test_a_vocabulary_that_cannot_be_had_is_refused(size: int) -> None:
+def test_an_invalid_vocabulary_size_is_refused(size: int) -> None:
     with pytest.raises(LoadError, match=rf"design.draft_vocab_size: found {size}; accepted: 2 to"):
-        frequent_words([(1, 2)], size=size, always=[3, 4], vocab_size=12)
+        frequent_token_ids([(1, 2)], size=size, always=[3, 4], vocab_size=12)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "mistral_window"])
-def test_hidden_states_are_those_that_transformers_names(name: str) -> None:
+def test_hidden_states_are_those_of_transformers(name: str) -> None:
     target = tiny_target(name)
     ids, prompt = torch.arange(3, 23), 6
     with by_transformers_alone(target.model, "sdpa"):
-        reader = HiddenReader(target=target, tap_layers=(-1, 1, 3), device=CPU)
+        reader = HiddenStateReader(target=target, tap_layers=(-1, 1, 3), device=CPU)
         reader.refuse_other_heads()
         found = reader(TokenSequence(tuple(ids.tolist()), prompt))
     logits, taps = dense_reference(target.model, (-1, 1, 3), ids[None])
@@ -92,20 +92,20 @@ def test_hidden_states_are_those_that_transformers_names(name: str) -> None:
     assert found.log_normaliser[:prompt].tolist() == [0] * prompt
 
 
-def test_a_target_that_bends_its_logits_is_refused() -> None:
+def test_a_target_that_caps_its_logits_is_refused() -> None:
     target = tiny_target()
 
-    def bend(module: object, args: object, output: torch.Tensor) -> torch.Tensor:
+    def cap_logits(module: object, args: object, output: torch.Tensor) -> torch.Tensor:
         return 3 * torch.tanh(output / 3)
 
-    target.parts.lm_head.register_forward_hook(bend)
+    target.parts.lm_head.register_forward_hook(cap_logits)
     with by_transformers_alone(target.model, "sdpa"):
-        reader = HiddenReader(target=target, tap_layers=(1,), device=CPU)
-        with pytest.raises(LoadError, match="more to its logits than one matrix product"):
+        reader = HiddenStateReader(target=target, tap_layers=(1,), device=CPU)
+        with pytest.raises(LoadError, match="applies a scale, a cap or a bias"):
             reader.refuse_other_heads()
 
 
-def test_a_draft_can_begin_with_the_targets_last_layers() -> None:
+def test_a_draft_can_start_with_the_targets_last_layers() -> None:
     target = tiny_target()
     weights = last_layers(target, 2)
     layers = target.parts.layers

@@ -1,4 +1,4 @@
-"""What was trained is what is loaded."""
+"""An exported draft equals the trained one."""
 
 import json
 from pathlib import Path
@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from draft import TargetFacts, load_network, read_config
 from dspark.training.model.export import export_draft
 from dspark.training.run.curves import draw_curves
-from dspark.training.run.journal import Journal
 from dspark.training.run.trainer import StepReport
-from dspark.training.run.validating import Validation
+from dspark.training.run.training_log import TrainingLog
+from dspark.training.run.validation import Validation
 from tests.support.draft.tiny import CPU, random_network, tiny_config
 from tests.support.full_disk import room_for
 
@@ -21,9 +21,7 @@ from tests.support.full_disk import room_for
     "changes",
     [{}, {"markov_kind": "rnn"}, {"confidence_with_markov": False}, {"draft_vocab_size": 23}],
 )
-def test_an_exported_draft_is_read_back_as_it_was(
-    tmp_path: Path, changes: dict[str, object]
-) -> None:
+def test_an_exported_draft_loads_as_it_was(tmp_path: Path, changes: dict[str, object]) -> None:
     config = tiny_config(**changes)
     network = random_network(config)
     head = torch.randn(config.vocab_size, config.hidden_size)
@@ -53,7 +51,7 @@ def test_an_exported_draft_is_read_back_as_it_was(
     assert json.loads((tmp_path / "config.json").read_text())["target_fingerprint"] == "abc"
 
 
-def test_embedding_and_head_are_left_to_the_target(tmp_path: Path) -> None:
+def test_embedding_and_head_are_not_exported(tmp_path: Path) -> None:
     export_draft(random_network(), tmp_path, more={}, num_target_layers=6)
     tensors = load_file(tmp_path / "model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
@@ -65,26 +63,24 @@ def report(step: int) -> StepReport:
     return StepReport(step, 2.0 / step, 1.0, 0.5, 1e-3, 0.7, 40)
 
 
-def test_a_rewound_journal_has_each_step_once(tmp_path: Path) -> None:
-    journal = Journal(path=tmp_path / "training.jsonl")
+def test_a_rewound_log_has_each_step_once(tmp_path: Path) -> None:
+    log = TrainingLog(path=tmp_path / "training.jsonl")
     for step in (1, 2, 3):
-        journal.step(report(step))
-    journal.validation(3, Validation.of([0.5, 0.25], 0.1, 2))
+        log.step(report(step))
+    log.validation(3, Validation.of([0.5, 0.25], 0.1, 2))
     with (tmp_path / "training.jsonl").open("a") as file:
         file.write('{"kind": "st')
-    journal.rewind(2)
-    journal.step(report(3))
-    assert [(e["kind"], e["step"]) for e in journal.entries()] == [
-        ("step", step) for step in (1, 2, 3)
-    ]
+    log.rewind(2)
+    log.step(report(3))
+    assert [(e["kind"], e["step"]) for e in log.entries()] == [("step", step) for step in (1, 2, 3)]
 
 
-def test_a_full_disk_leaves_whole_lines_of_the_journal(tmp_path: Path) -> None:
-    journal = Journal(path=tmp_path / "training.jsonl")
-    journal.step(report(1))
+def test_a_full_disk_leaves_complete_lines_of_the_log(tmp_path: Path) -> None:
+    log = TrainingLog(path=tmp_path / "training.jsonl")
+    log.step(report(1))
     before = (tmp_path / "training.jsonl").read_text()
     with room_for(len(before) + 10), pytest.raises(OSError, match=r"too large: .*training.jsonl"):
-        journal.step(report(2))
+        log.step(report(2))
     assert (tmp_path / "training.jsonl").read_text() == before
 
 
@@ -95,10 +91,10 @@ def test_a_full_disk_leaves_nothing_of_an_export(tmp_path: Path) -> None:
 
 
 def test_curves_are_a_picture(tmp_path: Path) -> None:
-    journal = Journal(path=tmp_path / "training.jsonl")
+    log = TrainingLog(path=tmp_path / "training.jsonl")
     for step in (1, 2):
-        journal.step(report(step))
-        journal.validation(step, Validation.of([0.5, 0.25], None, 2))
-    draw_curves(journal.entries(), tmp_path / "curves.png")
+        log.step(report(step))
+        log.validation(step, Validation.of([0.5, 0.25], None, 2))
+    draw_curves(log.entries(), tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    draw_curves(journal.entries()[:1], tmp_path / "curves.png")
+    draw_curves(log.entries()[:1], tmp_path / "curves.png")

@@ -1,4 +1,4 @@
-"""Training sees what serving sees."""
+"""Training computes what serving computes."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from draft import DSparkConfig, DSparkNetwork, LayerConfig
 from dspark.training.data.examples import Example
 from dspark.training.model.blocks import Labels, MicroBatch, draw_anchors
-from dspark.training.model.forward import guess_blocks
+from dspark.training.model.forward import forward_blocks
 from tests.support.draft.serving import Prompt, Served
 from tests.support.draft.tiny import CONFIG, random_network, tiny_config
 from tests.support.training.sequences import FakeTarget, sequences
@@ -30,11 +30,13 @@ def examples(config: DSparkConfig, count: int = 2, *, length: int = 18) -> list[
     ]
 
 
-def serving_says(
+def serving_output(
     network: DSparkNetwork, example: Example, anchor: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states from paged memory, heads fed with the sequence's own tokens: logits and
-    confidences of the block after one anchor."""
+    """Return logits and confidences of the block after an anchor, from paged context.
+
+    The heads get the true tokens.
+    """
     prompt = Prompt(example.hidden.taps[:anchor], int(example.token_ids[anchor]))
     served = Served(network, [prompt])
     request = served.request()
@@ -62,40 +64,40 @@ def test_a_block_in_training_is_the_block_in_serving(name: str) -> None:
     both = examples(network.config)
     anchors = [torch.tensor([4, 5, 11]), torch.tensor([6, 12])]
     with torch.no_grad():
-        guesses = guess_blocks(network, MicroBatch.of(both, anchors, block_size=4))
+        output = forward_blocks(network, MicroBatch.of(both, anchors, block_size=4))
         row = 0
         for example, chosen in zip(both, anchors, strict=True):
             for anchor in chosen.tolist():
-                logits, confidence = serving_says(network, example, anchor)
-                torch.testing.assert_close(guesses.logits[row], logits, atol=1e-4, rtol=1e-4)
-                assert guesses.confidence_logits is not None
+                logits, confidence = serving_output(network, example, anchor)
+                torch.testing.assert_close(output.logits[row], logits, atol=1e-4, rtol=1e-4)
+                assert output.confidence_logits is not None
                 torch.testing.assert_close(
-                    guesses.confidence_logits[row], confidence, atol=1e-4, rtol=1e-4
+                    output.confidence_logits[row], confidence, atol=1e-4, rtol=1e-4
                 )
                 row += 1
     assert row == 5
 
 
-def test_one_anchor_alone_says_what_serving_says() -> None:
+def test_one_anchor_alone_equals_serving() -> None:
     network = random_network()
     (example,) = examples(network.config, 1)
     with torch.no_grad():
         batch = MicroBatch.of([example], [torch.tensor([9])], block_size=4)
-        guesses = guess_blocks(network, batch)
-        logits, _ = serving_says(network, example, 9)
-    torch.testing.assert_close(guesses.logits[0], logits, atol=1e-4, rtol=1e-4)
+        output = forward_blocks(network, batch)
+        logits, _ = serving_output(network, example, 9)
+    torch.testing.assert_close(output.logits[0], logits, atol=1e-4, rtol=1e-4)
 
 
-def test_what_stands_at_the_anchor_and_after_it_is_not_seen() -> None:
+def test_context_from_the_anchor_on_is_masked() -> None:
     network = random_network()
     (example,) = examples(network.config, 1)
     anchors = [torch.tensor([9])]
     with torch.no_grad():
-        before = guess_blocks(network, MicroBatch.of([example], anchors, block_size=4))
+        before = forward_blocks(network, MicroBatch.of([example], anchors, block_size=4))
         example.hidden.taps[9:] += 1
-        after = guess_blocks(network, MicroBatch.of([example], anchors, block_size=4))
+        after = forward_blocks(network, MicroBatch.of([example], anchors, block_size=4))
         example.hidden.taps[8] += 1
-        other = guess_blocks(network, MicroBatch.of([example], anchors, block_size=4))
+        other = forward_blocks(network, MicroBatch.of([example], anchors, block_size=4))
     assert torch.equal(before.logits, after.logits)
     assert not torch.allclose(before.logits, other.logits, atol=1e-3)
 
@@ -109,7 +111,7 @@ def test_anchors_are_answer_tokens_with_a_successor_and_never_drawn_twice() -> N
     assert set(some) <= {2, 3, 6}
 
 
-def test_a_slot_counts_while_all_before_it_do() -> None:
+def test_a_slot_is_valid_while_all_before_it_are() -> None:
     ids = torch.tensor([10, 11, 12, 13, 14, 15, 16])
     is_answer = torch.tensor([0, 1, 1, 1, 0, 1, 1]).bool()
     labels = Labels.after(ids, is_answer, torch.tensor([1, 5]), block_size=4)
@@ -117,7 +119,7 @@ def test_a_slot_counts_while_all_before_it_do() -> None:
     assert labels.ids.tolist() == [[12, 13, 0, 0], [16, 0, 0, 0]]
 
 
-def test_each_label_is_weighed_by_what_the_target_said_one_token_before() -> None:
+def test_each_label_has_the_hidden_state_one_token_before() -> None:
     (example,) = examples(CONFIG, 1)
     batch = MicroBatch.of([example], [torch.tensor([7])], block_size=4)
     assert torch.equal(batch.target_hidden[0], example.hidden.final[7:11])

@@ -1,4 +1,4 @@
-"""The terms on paper, and the numbers of a recipe."""
+"""Loss terms computed by hand, and the schedules of a recipe."""
 
 import math
 
@@ -6,20 +6,20 @@ import pytest
 import torch
 
 from draft.network.draft_vocabulary import NO_DRAFT_ID
-from dspark.training.model.forward import BlockGuesses
+from dspark.training.model.forward import BlockOutput
 from dspark.training.model.loss import LossWeights, slot_losses, slot_weights
 from dspark.training.run.recipe import Recipe
-from dspark.training.run.validating import Validation
+from dspark.training.run.validation import Validation
 
 Q = torch.tensor([[[0.5, 0.25, 0.25], [0.8, 0.1, 0.1]]])
 P = torch.tensor([[[0.25, 0.5, 0.25], [0.8, 0.1, 0.1]]])
-WORDS = torch.tensor([[1, 0]])
+LABELS = torch.tensor([[1, 0]])
 BOTH = torch.tensor([[True, True]])
 
 
 def test_terms_are_those_of_the_paper() -> None:
-    guesses = BlockGuesses(Q.log(), torch.tensor([[0.0, 3.0]]))
-    losses = slot_losses(guesses, WORDS, P)
+    output = BlockOutput(Q.log(), torch.tensor([[0.0, 3.0]]))
+    losses = slot_losses(output, LABELS, P)
     torch.testing.assert_close(losses.cross_entropy, -torch.tensor([[0.25, 0.8]]).log())
     torch.testing.assert_close(losses.l1, torch.tensor([[0.5, 0.0]]))
     torch.testing.assert_close(losses.acceptance, torch.tensor([[0.75, 1.0]]))
@@ -28,16 +28,16 @@ def test_terms_are_those_of_the_paper() -> None:
     torch.testing.assert_close(losses.confidence, expected)
 
 
-def test_what_a_draft_has_no_word_for_counts_as_distance_and_teaches_no_token() -> None:
-    words, p = torch.tensor([[NO_DRAFT_ID, 0]]), P[..., :2]
+def test_tokens_outside_the_draft_vocabulary_count_in_l1_only() -> None:
+    labels, p = torch.tensor([[NO_DRAFT_ID, 0]]), P[..., :2]
     q = torch.tensor([[[0.5, 0.5], [0.75, 0.25]]])
-    losses = slot_losses(BlockGuesses(q.log(), None), words, p)
+    losses = slot_losses(BlockOutput(q.log(), None), labels, p)
     torch.testing.assert_close(losses.cross_entropy, torch.tensor([[0.0, -math.log(0.75)]]))
     torch.testing.assert_close(losses.l1, torch.tensor([[0.25 + 0.25, 0.05 + 0.15 + 0.1]]))
 
 
-def test_shares_of_micro_batches_add_up_to_the_weighted_mean() -> None:
-    losses = slot_losses(BlockGuesses(Q.log(), None), WORDS, P)
+def test_micro_batches_add_up_to_the_weighted_mean() -> None:
+    losses = slot_losses(BlockOutput(Q.log(), None), LABELS, P)
     weights = slot_weights(BOTH, decay=4.0)
     torch.testing.assert_close(weights, torch.tensor([[1.0, math.exp(-0.25)]]))
     total = losses.total(weights, LossWeights(1.0, 0.0, 1.0), total_weight=float(weights.sum()))
@@ -45,9 +45,9 @@ def test_shares_of_micro_batches_add_up_to_the_weighted_mean() -> None:
     torch.testing.assert_close(total, by_hand)
 
 
-def test_a_slot_that_does_not_count_has_no_gradient() -> None:
+def test_an_invalid_slot_has_no_gradient() -> None:
     logits = torch.zeros(1, 2, 3, requires_grad=True)
-    losses = slot_losses(BlockGuesses(logits, None), WORDS, P)
+    losses = slot_losses(BlockOutput(logits, None), LABELS, P)
     weights = slot_weights(torch.tensor([[True, False]]), decay=4.0)
     losses.total(weights, LossWeights(0.1, 0.9, 1.0), total_weight=1.0).backward()
     assert logits.grad is not None

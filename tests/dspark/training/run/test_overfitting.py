@@ -1,4 +1,4 @@
-"""The whole way in small: a target's own texts, learned by heart, exported and served."""
+"""A small draft overfits texts of its target, is exported and served."""
 
 from pathlib import Path
 
@@ -8,14 +8,14 @@ from dspark.bench.workloads.trial import Workload
 from dspark.training.config import DesignConfig
 from dspark.training.data.examples import TokenSequence
 from dspark.training.data.feature_store import FeatureStore
-from dspark.training.data.features import CachedExamples
-from dspark.training.data.hidden_states import HiddenReader
+from dspark.training.data.hidden_states import HiddenStateReader
+from dspark.training.data.sequence_examples import SequenceExamples
 from dspark.training.model.design import design_draft, last_layers
 from dspark.training.model.export import export_draft
 from dspark.training.model.initialising import new_network
 from dspark.training.run.recipe import Recipe
 from dspark.training.run.trainer import Trainer
-from dspark.training.run.validating import validate
+from dspark.training.run.validation import validate
 from engine import EngineSamplingParams
 from engine.core.offline import drive
 from engine.loading.target import LoadedTarget, by_transformers_alone
@@ -23,12 +23,12 @@ from tests.support.bench.runs import silent
 from tests.support.engine.running import greedy_requests, prompts
 from tests.support.engine.tiny_models import CPU, MASK_ID, VOCAB, tiny_engine, tiny_target
 
-LENGTH = 12
+LENGTH = 10
 RECIPE = Recipe(
-    epochs=70,
-    sequences_per_step=32,
-    sequences_per_micro_batch=32,
-    num_anchors=11,
+    epochs=150,
+    sequences_per_step=12,
+    sequences_per_micro_batch=12,
+    num_anchors=9,
     learning_rate=1e-2,
     loss_decay=100.0,
     weights_move_from=0.5,
@@ -36,17 +36,19 @@ RECIPE = Recipe(
 )
 
 
-def decided_target() -> LoadedTarget:
-    """Random, but as sure of what it says as trained targets are."""
+def confident_target() -> LoadedTarget:
+    """A random target with peaked distributions, like trained ones."""
     target = tiny_target(has_eos=False)
     target.parts.lm_head.get_parameter("weight").mul_(30)
     return target
 
 
-def test_thirty_two_sequences_are_learned_by_heart_and_served(tmp_path: Path) -> None:
-    target = decided_target()
-    asked = prompts(32, vocab=VOCAB, low=4, high=10)
-    runs = drive(tiny_engine(target=target).engine, greedy_requests(asked, LENGTH), concurrency=16)
+def test_a_draft_overfits_its_sequences_and_is_served(tmp_path: Path) -> None:
+    target = confident_target()
+    prompt_ids = prompts(12, vocab=VOCAB, low=4, high=10)
+    runs = drive(
+        tiny_engine(target=target).engine, greedy_requests(prompt_ids, LENGTH), concurrency=16
+    )
     sequences = [
         TokenSequence((*run.request.prompt_ids, *run.token_ids), len(run.request.prompt_ids))
         for run in runs
@@ -66,10 +68,10 @@ def test_thirty_two_sequences_are_learned_by_heart_and_served(tmp_path: Path) ->
         device=CPU,
     )
     with by_transformers_alone(target.model, "sdpa"):
-        examples = CachedExamples(
+        examples = SequenceExamples(
             sequences=sequences,
             store=FeatureStore(folder=tmp_path / "features", identity="tiny", budget_bytes=1 << 30),
-            compute=HiddenReader(target=target, tap_layers=config.tap_layers, device=CPU),
+            compute=HiddenStateReader(target=target, tap_layers=config.tap_layers, device=CPU),
         )
         examples.fill(lambda done: None)
     trainer = Trainer(network=network, examples=examples, recipe=RECIPE, device=CPU)
@@ -81,7 +83,7 @@ def test_thirty_two_sequences_are_learned_by_heart_and_served(tmp_path: Path) ->
     export_draft(network, tmp_path / "draft", more={}, num_target_layers=target.num_layers)
     built = tiny_engine(target=target, draft_folder=tmp_path / "draft")
     workload = Workload(
-        tuple(EncodedPrompt("learned", tuple(ids)) for ids in asked),
+        tuple(EncodedPrompt("learned", tuple(ids)) for ids in prompt_ids),
         EngineSamplingParams(max_new_tokens=LENGTH),
         8,
     )

@@ -1,4 +1,4 @@
-"""A training goes on where it was killed, bit for bit."""
+"""An interrupted training resumes bitwise equal."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +8,12 @@ import torch
 
 from dspark.training.errors import TrainingError
 from dspark.training.model.blocks import MicroBatch
-from dspark.training.model.forward import guess_blocks
-from dspark.training.model.initialising import TargetWeights, new_network, with_words
+from dspark.training.model.forward import forward_blocks
+from dspark.training.model.initialising import TargetWeights, new_network, with_draft_vocabulary
 from dspark.training.run.checkpoints import Checkpoints
 from dspark.training.run.recipe import Recipe
 from dspark.training.run.trainer import Trainer, losses_of
-from dspark.training.run.validating import validate
+from dspark.training.run.validation import validate
 from tests.support.draft.tiny import CONFIG, CPU, random_network, tiny_config
 from tests.support.full_disk import room_for
 from tests.support.training.sequences import examples_of, tiny_head
@@ -25,9 +25,9 @@ IDENTITY = {"recipe.epochs": 4, "design.block_size": 4}
 def trainer(recipe: Recipe = RECIPE, **changes: object) -> Trainer:
     config = tiny_config(**changes)
     embedding = tiny_head(config)
-    words = None
+    kept_ids = None
     if config.draft_vocab_size is not None:
-        words = torch.arange(0, 2 * config.draft_vocab_size, 2)
+        kept_ids = torch.arange(0, 2 * config.draft_vocab_size, 2)
     network = new_network(
         config,
         embedding=embedding,
@@ -36,7 +36,7 @@ def trainer(recipe: Recipe = RECIPE, **changes: object) -> Trainer:
         max_positions=32,
         seed=1,
         device=CPU,
-        words=words,
+        kept_ids=kept_ids,
     )
     return Trainer(network=network, examples=examples_of(config), recipe=recipe, device=CPU)
 
@@ -44,11 +44,11 @@ def trainer(recipe: Recipe = RECIPE, **changes: object) -> Trainer:
 @pytest.mark.parametrize(
     "changes", [{}, {"markov_kind": "rnn"}, {"draft_vocab_size": 20}], ids=["", "rnn", "reduced"]
 )
-def test_a_killed_and_resumed_training_ends_where_an_unbroken_one_does(
+def test_a_resumed_training_equals_an_uninterrupted_one(
     tmp_path: Path, changes: dict[str, object]
 ) -> None:
-    unbroken = trainer(**changes)
-    reports = [unbroken.train_step() for _ in range(unbroken.num_steps)]
+    complete = trainer(**changes)
+    reports = [complete.train_step() for _ in range(complete.num_steps)]
 
     checkpoints = Checkpoints(folder=tmp_path, identity=IDENTITY)
     killed = trainer(**changes)
@@ -62,12 +62,12 @@ def test_a_killed_and_resumed_training_ends_where_an_unbroken_one_does(
     assert state is not None
     resumed.restore(state)
     assert [resumed.train_step() for _ in range(resumed.num_steps - 3)] == reports[3:]
-    ends = zip(unbroken.network.named_parameters(), resumed.network.named_parameters(), strict=True)
+    ends = zip(complete.network.named_parameters(), resumed.network.named_parameters(), strict=True)
     for (name, one), (_, other) in ends:
         assert torch.equal(one, other), name
 
 
-def test_every_sequence_has_its_turn_in_an_epoch_and_epochs_differ() -> None:
+def test_an_epoch_visits_every_sequence_and_epochs_differ() -> None:
     run = trainer()
     epochs = [[i for step in (a, a + 1) for i in run._indices(step)] for a in (0, 2)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(6))
@@ -81,7 +81,7 @@ def test_micro_batches_of_any_size_give_the_same_gradients() -> None:
     assert first.gradient_norm == pytest.approx(second.gradient_norm, rel=1e-4)
 
 
-def test_embedding_and_head_stay_the_target_s() -> None:
+def test_embedding_and_head_are_not_trained() -> None:
     run = trainer()
     before = run.network.embed_tokens.weight.clone()
     run.train_step()
@@ -102,7 +102,7 @@ def test_losses_fall_and_held_out_acceptance_is_measured() -> None:
     assert found == validate(run.network, examples_of(CONFIG), RECIPE, device=CPU)
 
 
-def test_a_reduced_vocabulary_learns_what_it_can_say_and_knows_what_it_cannot() -> None:
+def test_a_reduced_vocabulary_trains_and_its_acceptance_is_bounded() -> None:
     run = trainer(replace(RECIPE, epochs=40, learning_rate=5e-3), draft_vocab_size=20)
     reports = [run.train_step() for _ in range(run.num_steps)]
     assert reports[-1].cross_entropy < 0.5 * reports[0].cross_entropy
@@ -113,18 +113,18 @@ def test_a_reduced_vocabulary_learns_what_it_can_say_and_knows_what_it_cannot() 
     with torch.no_grad():
         found = losses_of(run.network, batch, autocast=False)
     p = torch.softmax(batch.target_hidden.float() @ tiny_head(CONFIG).T, dim=-1)
-    sayable = p[..., run.network.vocabulary.target_ids].sum(-1)  # type: ignore[union-attr]
-    assert (found.acceptance <= sayable + 1e-5).all()
-    assert sayable.min() < 0.5 < sayable.max()
+    covered = p[..., run.network.vocabulary.target_ids].sum(-1)  # type: ignore[union-attr]
+    assert (found.acceptance <= covered + 1e-5).all()
+    assert covered.min() < 0.5 < covered.max()
 
 
-def test_autocast_keeps_parameters_in_float32_and_loses_little() -> None:
+def test_autocast_keeps_parameters_in_float32() -> None:
     exact, rough = trainer(), trainer(replace(RECIPE, autocast=True))
     assert rough.train_step().loss == pytest.approx(exact.train_step().loss, rel=0.05)
     assert {p.dtype for p in rough.network.parameters()} == {torch.float32}
 
 
-def test_a_network_begins_as_the_target_where_shapes_agree() -> None:
+def test_a_network_starts_as_the_target_where_shapes_agree() -> None:
     embedding = torch.randn(CONFIG.vocab_size, CONFIG.hidden_size)
     size = CONFIG.hidden_size
     layers = [
@@ -156,26 +156,26 @@ def test_a_network_begins_as_the_target_where_shapes_agree() -> None:
     assert network.project_taps(taps).shape == (5, size)
 
 
-def test_a_draft_with_fewer_words_says_of_them_what_it_said_before() -> None:
+def test_a_reduced_draft_keeps_the_logits_of_its_tokens() -> None:
     whole = random_network(CONFIG)
-    words = torch.arange(1, CONFIG.vocab_size, 3)
-    reduced = with_words(whole, words, max_positions=64)
+    kept_ids = torch.arange(1, CONFIG.vocab_size, 3)
+    reduced = with_draft_vocabulary(whole, kept_ids, max_positions=64)
     example = examples_of(CONFIG).example(0)
     batch = MicroBatch.of([example], [torch.tensor([6, 9])], block_size=CONFIG.block_size)
     with torch.no_grad():
-        before, after = guess_blocks(whole, batch), guess_blocks(reduced, batch)
-    torch.testing.assert_close(after.logits, before.logits[..., words])
+        before, after = forward_blocks(whole, batch), forward_blocks(reduced, batch)
+    torch.testing.assert_close(after.logits, before.logits[..., kept_ids])
     torch.testing.assert_close(after.confidence_logits, before.confidence_logits)
 
 
-def test_another_configuration_cannot_continue_and_the_field_is_named(tmp_path: Path) -> None:
+def test_another_configuration_is_refused_by_field(tmp_path: Path) -> None:
     Checkpoints(folder=tmp_path, identity=IDENTITY).save({"step": 1}, step=1)
     other = Checkpoints(folder=tmp_path, identity={**IDENTITY, "design.block_size": 7})
     with pytest.raises(TrainingError, match=r"design.block_size: found 7; accepted: 4"):
         other.load_newest()
 
 
-def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_half_written(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_checkpoint_only(tmp_path: Path) -> None:
     checkpoints = Checkpoints(folder=tmp_path, identity=IDENTITY)
     checkpoints.save({"step": 1}, step=1)
     with room_for(10_000), pytest.raises(OSError, match=r"too large: .*step-00000002.pt"):

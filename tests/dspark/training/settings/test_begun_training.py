@@ -93,7 +93,7 @@ def test_a_file_that_was_written_by_something_else_is_refused(
 ) -> None:
     (tmp_path / "settings.json").write_text("[]")
     assert train(config, "--set", f"output={tmp_path}") == 1
-    assert f"{tmp_path}/settings.json: this is no JSON object" in capsys.readouterr().err
+    assert f"{tmp_path}/settings.json: found no JSON object" in capsys.readouterr().err
 
 
 def test_every_setting_is_written_down_or_known_to_change_nothing(config: Path) -> None:

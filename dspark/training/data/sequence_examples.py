@@ -1,4 +1,4 @@
-"""Sequences whose hidden states are kept as far as they fit, and computed at each visit else."""
+"""Serves sequences with hidden states, from a store as far as it has room."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,24 +12,30 @@ _BYTES = 2  # of a bfloat16
 _NORMALISER_BYTES = 4  # of a float32
 
 
-class CachedExamples:
-    """Sequences whose hidden states were computed once, as many as the store has room for.
+class SequenceExamples:
+    """Examples whose hidden states come from a store, or are computed at each visit.
 
-    The others' are computed anew whenever they are asked for, and rounded in the same way.
+    Computed states are rounded like stored ones, so that either way trains the same network.
     """
 
     def __init__(
-        self, *, sequences: Sequence[TokenSequence], store: FeatureStore, compute: ComputeHidden
+        self,
+        *,
+        sequences: Sequence[TokenSequence],
+        compute: ComputeHidden,
+        store: FeatureStore | None = None,
     ) -> None:
         self._sequences = sequences
-        self._store = store
         self._compute = compute
+        self._store = store
 
     def fill(self, report: Callable[[int], None]) -> int:
-        """Compute what is missing, while there is room; how many sequences that were.
+        """Compute and store missing states while there is room; return their number.
 
-        Reports sequences computed. Raises OSError when the disk is full; whole shards stay.
+        Reports the number of computed sequences. Raises OSError if the disk is full; complete
+        shards stay.
         """
+        assert self._store is not None, "fill without a store"
         num_computed = 0
         for sequence in self._sequences:
             if sequence not in self._store:
@@ -42,7 +48,7 @@ class CachedExamples:
 
     @property
     def num_missing(self) -> int:
-        return sum(sequence not in self._store for sequence in self._sequences)
+        return sum(self._store is None or s not in self._store for s in self._sequences)
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -55,11 +61,12 @@ class CachedExamples:
 
     def example(self, index: int) -> Example:
         sequence = self._sequences[index]
-        hidden = self._store.find(sequence) or rounded(self._compute(sequence))
+        hidden = self._store.find(sequence) if self._store is not None else None
+        hidden = hidden or rounded(self._compute(sequence))
         return Example(self.token_ids(index), self.is_answer(index), hidden)
 
 
 def cache_bytes(sequences: Sequence[TokenSequence], *, aux_size: int, hidden_size: int) -> int:
-    """Disk that a cache of these sequences takes."""
+    """Return the disk space of the hidden states of all sequences."""
     tokens = sum(len(sequence.token_ids) for sequence in sequences)
     return tokens * ((aux_size + hidden_size) * _BYTES + _NORMALISER_BYTES)

@@ -1,4 +1,4 @@
-"""How good a draft is on sequences that it does not learn from."""
+"""Validates a draft on held-out sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ _STREAM = 3
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """At temperature 1 and with the true tokens before each slot. JSON-ready."""
+    """Acceptance at temperature 1 with teacher forcing, JSON-ready."""
 
     acceptance: tuple[float, ...]  # by position: the mean of 1 - |q - p| / 2
-    accept_length: float  # expected tokens a round, bonus included
-    confidence_error: float | None  # mean distance between said and true chance
+    accept_length: float  # expected tokens per round, including the bonus
+    confidence_error: float | None  # mean distance between predicted and true acceptance
     num_sequences: int
 
     @classmethod
@@ -37,7 +37,7 @@ class Validation:
 def validate(
     network: DSparkNetwork, examples: Examples, recipe: Recipe, *, device: torch.device
 ) -> Validation:
-    """Over every sequence, with anchors that are the same at each call."""
+    """Validate on every sequence, with the same anchors in each call."""
     size = network.config.block_size
     accepted, counts = torch.zeros(size).double(), torch.zeros(size).double()
     error, num_sequences = 0.0, 0

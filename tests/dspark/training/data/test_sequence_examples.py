@@ -1,4 +1,4 @@
-"""Hidden states on disk."""
+"""Examples with hidden states from a store on disk."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dspark.training.data import feature_store
-from dspark.training.data.examples import OnlineExamples, TokenSequence
+from dspark.training.data.examples import TokenSequence
 from dspark.training.data.feature_store import FeatureStore
-from dspark.training.data.features import CachedExamples, cache_bytes
+from dspark.training.data.sequence_examples import SequenceExamples, cache_bytes
 from tests.support.draft.tiny import CONFIG
 from tests.support.training.sequences import FakeTarget, sequences
 
@@ -25,17 +25,17 @@ def store_in(
 
 
 def cache(
-    folder: Path, target: FakeTarget, asked: list[TokenSequence] = SEQUENCES, **how: object
-) -> CachedExamples:
+    folder: Path, target: FakeTarget, selected: list[TokenSequence] = SEQUENCES, **how: object
+) -> SequenceExamples:
     store = store_in(folder, **how)  # type: ignore[arg-type]
-    return CachedExamples(sequences=asked, store=store, compute=target)
+    return SequenceExamples(sequences=selected, store=store, compute=target)
 
 
 def silent(done: int) -> None:
-    """A report that nobody reads."""
+    """A report without output."""
 
 
-def assert_same_examples(one: CachedExamples, other: OnlineExamples) -> None:
+def assert_same_examples(one: SequenceExamples, other: SequenceExamples) -> None:
     for index in range(len(other)):
         found, expected = one.example(index), other.example(index)
         assert found.hidden.taps.dtype == torch.bfloat16
@@ -46,15 +46,15 @@ def assert_same_examples(one: CachedExamples, other: OnlineExamples) -> None:
         assert torch.equal(found.is_answer, expected.is_answer)
 
 
-def test_a_cache_says_what_the_target_would_say_again(tmp_path: Path) -> None:
+def test_stored_states_equal_computed_ones(tmp_path: Path) -> None:
     cached = cache(tmp_path, FakeTarget(CONFIG))
     assert cached.fill(silent) == 5
-    online = OnlineExamples(sequences=SEQUENCES, compute=FakeTarget(CONFIG))
+    online = SequenceExamples(sequences=SEQUENCES, compute=FakeTarget(CONFIG))
     assert_same_examples(cached, online)
     assert_same_examples(cache(tmp_path, FakeTarget(CONFIG)), online)
 
 
-def test_a_killed_run_computes_only_what_is_missing(tmp_path: Path) -> None:
+def test_an_interrupted_run_computes_only_missing_states(tmp_path: Path) -> None:
     cache(tmp_path, FakeTarget(CONFIG)).fill(silent)
     shards = sorted(tmp_path.iterdir())
     assert len(shards) == 3  # two sequences of 18 tokens each, and the last one
@@ -62,14 +62,14 @@ def test_a_killed_run_computes_only_what_is_missing(tmp_path: Path) -> None:
     target = FakeTarget(CONFIG)
     again = cache(tmp_path, target)
     assert again.num_missing == 2
-    told: list[int] = []
-    assert again.fill(told.append) == 2
-    assert told == [1, 2]  # of those that were missing
+    reports: list[int] = []
+    assert again.fill(reports.append) == 2
+    assert reports == [1, 2]  # of those that were missing
     assert target.num_passes == 2
     assert cache(tmp_path, target).fill(silent) == 0
 
 
-def test_what_somebody_else_has_added_in_any_order_is_not_computed(tmp_path: Path) -> None:
+def test_states_added_in_any_order_are_not_computed(tmp_path: Path) -> None:
     store, source = store_in(tmp_path), FakeTarget(CONFIG)
     for sequence in (SEQUENCES[3], SEQUENCES[0], SEQUENCES[2]):
         assert store.add(sequence, source(sequence))
@@ -79,11 +79,11 @@ def test_what_somebody_else_has_added_in_any_order_is_not_computed(tmp_path: Pat
     cached = cache(tmp_path, target)
     assert cached.fill(silent) == 2
     assert target.num_passes == 2
-    online = OnlineExamples(sequences=SEQUENCES, compute=FakeTarget(CONFIG))
+    online = SequenceExamples(sequences=SEQUENCES, compute=FakeTarget(CONFIG))
     assert_same_examples(cached, online)
 
 
-def test_what_another_target_or_other_taps_made_is_removed(tmp_path: Path) -> None:
+def test_shards_of_another_target_or_other_taps_are_removed(tmp_path: Path) -> None:
     cache(tmp_path, FakeTarget(CONFIG)).fill(silent)
     before = set(tmp_path.iterdir())
     (tmp_path / "shard-00009.safetensors").write_bytes(b"broken")
@@ -93,28 +93,28 @@ def test_what_another_target_or_other_taps_made_is_removed(tmp_path: Path) -> No
     assert len(set(tmp_path.iterdir())) == len(before)
 
 
-def test_shards_of_sequences_that_are_no_longer_asked_for_make_room(tmp_path: Path) -> None:
+def test_shards_of_unused_sequences_are_removed(tmp_path: Path) -> None:
     cache(tmp_path, FakeTarget(CONFIG)).fill(silent)
     store = store_in(tmp_path)
-    store.forget_all_but(SEQUENCES[2:4])
+    store.keep_only(SEQUENCES[2:4])
     assert len(list(tmp_path.iterdir())) == 1
     assert [sequence in store for sequence in SEQUENCES] == [False, False, True, True, False]
 
 
-def test_what_is_over_the_budget_is_computed_at_each_visit(tmp_path: Path) -> None:
+def test_states_over_the_budget_are_computed_at_each_visit(tmp_path: Path) -> None:
     target = FakeTarget(CONFIG)
     cached = cache(tmp_path, target, budget_bytes=ALL_BYTES * 3 // 5)
     assert cached.fill(silent) == 3
     assert cached.num_missing == 2
-    online = OnlineExamples(sequences=SEQUENCES, compute=FakeTarget(CONFIG))
+    online = SequenceExamples(sequences=SEQUENCES, compute=FakeTarget(CONFIG))
     before = target.num_passes
     assert_same_examples(cached, online)
     assert target.num_passes == before + 2
     later = store_in(tmp_path, budget_bytes=ALL_BYTES * 3 // 5)
-    assert not later.add(SEQUENCES[4], target(SEQUENCES[4]))  # what lies there counts
+    assert not later.add(SEQUENCES[4], target(SEQUENCES[4]))  # stored shards count
 
 
-def test_a_full_disk_leaves_whole_shards_and_nothing_else(
+def test_a_full_disk_leaves_complete_shards_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, written = feature_store.save_file, []
@@ -134,7 +134,7 @@ def test_a_full_disk_leaves_whole_shards_and_nothing_else(
     assert cache(tmp_path, FakeTarget(CONFIG)).fill(silent) == 3
 
 
-def test_its_size_is_known_beforehand(tmp_path: Path) -> None:
+def test_the_size_is_computed_in_advance(tmp_path: Path) -> None:
     cache(tmp_path, FakeTarget(CONFIG)).fill(silent)
     on_disk = sum(file.stat().st_size for file in tmp_path.iterdir())
     assert ALL_BYTES == 5 * 18 * (3 * 32 * 2 + 4)
@@ -148,5 +148,5 @@ def test_a_sequence_is_hashed_once_and_is_found_in_stores_of_earlier_versions() 
     assert TokenSequence((5, 6), 2).name != TokenSequence((5, 6), 1).name
 
 
-def test_the_prompt_is_not_what_is_learned() -> None:
+def test_the_prompt_is_not_trained() -> None:
     assert TokenSequence((5, 6, 7), 2).is_answer().tolist() == [False, False, True]
