@@ -65,7 +65,8 @@ def refuse_another_training(output: Path, asked: dict[str, object]) -> None:
     if begun.have_steps and changes:
         raise SettingsError(
             *(
-                f"{c.name}: found {_text(c.requested)}; accepted: {_text(c.found)}, as in {begun.path}"
+                f"{c.name}: found {_text(c.requested)}; accepted: {_text(c.found)}, as in "
+                f"{begun.path}"
                 for c in changes
             ),
             f"output: {output} holds a training with other settings; accepted: its settings, "

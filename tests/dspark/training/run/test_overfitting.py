@@ -23,12 +23,12 @@ from tests.support.bench.runs import silent
 from tests.support.engine.running import greedy_requests, prompts
 from tests.support.engine.tiny_models import CPU, MASK_ID, VOCAB, tiny_engine, tiny_target
 
-LENGTH = 10
+LENGTH = 12
 RECIPE = Recipe(
-    epochs=150,
-    sequences_per_step=12,
-    sequences_per_micro_batch=12,
-    num_anchors=9,
+    epochs=70,
+    sequences_per_step=16,
+    sequences_per_micro_batch=16,
+    num_anchors=11,
     learning_rate=1e-2,
     loss_decay=100.0,
     weights_move_from=0.5,
@@ -45,7 +45,7 @@ def confident_target() -> LoadedTarget:
 
 def test_a_draft_overfits_its_sequences_and_is_served(tmp_path: Path) -> None:
     target = confident_target()
-    prompt_ids = prompts(12, vocab=VOCAB, low=4, high=10)
+    prompt_ids = prompts(16, vocab=VOCAB, low=4, high=10)
     runs = drive(
         tiny_engine(target=target).engine, greedy_requests(prompt_ids, LENGTH), concurrency=16
     )
