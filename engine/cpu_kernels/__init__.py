@@ -1,1 +1,1 @@
-"""Kernels for CPUs, compiled on the machine that runs them, with PyTorch as the fallback."""
+"""Compiles C++ kernels on the machine that runs them, and calls them in PyTorch's place."""

@@ -1,4 +1,4 @@
-"""Compiles the kernels for this very CPU, once, and loads them."""
+"""Compiles the CPU kernels for this machine's CPU, once, and loads them."""
 
 import ctypes
 import hashlib
@@ -26,13 +26,13 @@ _SOURCES = (
 )
 _FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-shared")
 _FOLDER = Path(__file__).parent
-# Against a compiler that hangs. Half a minute's work takes many minutes on a machine that others
-# keep busy, and a server that gave up on it would be slow for as long as it runs.
+# The limit for a compiler that hangs. On a busy machine half a minute's work takes many minutes,
+# and a server without kernels would be slow for as long as it runs.
 _MOST_SECONDS = 1800
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
-# What matrices may be, and how the names of the functions for them end.
+# Matrices' dtypes, and the suffixes of their functions' names.
 _SUFFIXES = {torch.float32: "", torch.bfloat16: "_bfloat16"}
-# What matrices, keys and values of a target may be.
+# The dtypes of a target's matrices, and of its keys and values.
 _DECODERS = {
     (torch.float32, torch.float32): "",
     (torch.bfloat16, torch.bfloat16): "_bfloat16",
@@ -44,16 +44,16 @@ _ByDType = Mapping[torch.dtype, Any]
 
 
 class CpuKernelsUnavailable(Exception):
-    """The kernels cannot be had here; the message says why. PyTorch does the work then."""
+    """The kernels cannot be used here; the message is the reason. PyTorch runs in their place."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLibrary:
-    """The compiled functions, by the precision of matrices; see kernels.cpp for what they take."""
+    """The compiled functions, by the dtype of matrices; see kernels.cpp for their arguments."""
 
     linear: _ByDType
     int8_linear: Any
-    decode: Mapping[tuple[torch.dtype, torch.dtype], Any]  # and by that of keys and values
+    decode: Mapping[tuple[torch.dtype, torch.dtype], Any]  # and keys and values
     draft_round: _ByDType
     draft_context: _ByDType
     state_size: Any
@@ -62,7 +62,7 @@ class KernelLibrary:
 
 
 def load_kernels(cache_dir: Path) -> KernelLibrary:
-    """Compile into cache_dir if this machine has not yet, and load.
+    """Load the kernels; compile them into cache_dir at the first call on this machine.
 
     Raises CpuKernelsUnavailable with the reason.
     """
@@ -70,17 +70,17 @@ def load_kernels(cache_dir: Path) -> KernelLibrary:
     if compiler is None:
         raise CpuKernelsUnavailable("no C++ compiler found; install g++ or clang++")
     flags = [*_FLAGS, "-mcpu=native" if platform.machine() == "aarch64" else "-march=native"]
-    library = cache_dir / "native" / f"kernels-{_fingerprint(compiler, flags)}.so"
+    library = cache_dir / "cpu_kernels" / f"kernels-{_fingerprint(compiler, flags)}.so"
     if not library.exists():
-        logger.info("compiling native kernels for this CPU, once, into %s", library.parent)
+        logger.info("compiling CPU kernels for this machine, once, into %s", library.parent)
         start = time.perf_counter()
         _compile(compiler, flags, library)
-        logger.info("compiling native kernels: done in %.0f s", time.perf_counter() - start)
+        logger.info("compiling CPU kernels: done in %.0f s", time.perf_counter() - start)
     return _load(library)
 
 
 def _fingerprint(compiler: str, flags: list[str]) -> str:
-    """Sources, compiler, flags and CPU: a cache may be shared by different machines."""
+    """Hash sources, compiler, flags and CPU: different machines may use one cache."""
     version = _run([compiler, "--version"]).splitlines()[0]
     digest = hashlib.sha256("\0".join([version, *flags, _cpu()]).encode())
     for name in _SOURCES:
@@ -89,7 +89,7 @@ def _fingerprint(compiler: str, flags: list[str]) -> str:
 
 
 def _cpu() -> str:
-    """What `-march=native` depends on."""
+    """Return the CPU features that `-march=native` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -98,7 +98,7 @@ def _cpu() -> str:
 
 
 def _compile(compiler: str, flags: list[str], library: Path) -> None:
-    """Into a temporary name first, so that nobody loads half a file."""
+    """Compile to a temporary name, then rename, so that no process loads half a file."""
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(suffix=".so", dir=library.parent)
@@ -120,11 +120,11 @@ def _run(command: list[str]) -> str:
     except OSError as error:
         raise CpuKernelsUnavailable(f"{command[0]} does not run: {error}") from error
     except subprocess.TimeoutExpired as error:
-        said = f"{command[0]} is not done after {_MOST_SECONDS:g} seconds"
-        raise CpuKernelsUnavailable(said) from error
+        reason = f"{command[0]} is not done after {_MOST_SECONDS:g} seconds"
+        raise CpuKernelsUnavailable(reason) from error
     if done.returncode != 0:
-        said = " ".join(done.stderr.split())[:300]
-        raise CpuKernelsUnavailable(f"{command[0]} fails: {said}")
+        output = " ".join(done.stderr.split())[:300]
+        raise CpuKernelsUnavailable(f"{command[0]} fails: {output}")
     return done.stdout
 
 

@@ -1,4 +1,4 @@
-"""A decoder pass in one native call, over the model's own weights and the pool."""
+"""Runs a decoder pass in one kernel call, over the model's parameters and the pool."""
 
 import ctypes
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from engine.cpu_kernels.structs import ROW_BLOCK, DecoderStruct, LayerStruct, Pa
 from engine.runner.batch import ScheduleBatch
 from kv_pool import KVPool
 
-# Model classes whose decoder layers compute what decoder.h computes. A class is named, not
-# guessed from its parts, and the self-check at load compares numbers all the same.
-_KNOWN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+# Model classes whose decoder layers compute the same as decoder.h. They are listed by name, not
+# inferred from their parts, and the self-check at load compares the numbers.
+_SUPPORTED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _MAX_GROUP = 32
-_FEW_ROWS = 8  # each thread norms up to so many rows for itself
-_KEY_BLOCK = 64  # keys that share a state; decoder.h splits long contexts into these
-_SPLIT_ROWS = 16  # rows whose contexts there is room to split, if they are as long as can be
-_STATES_FLOATS = 4 << 20  # and no more room than this
+_FEW_ROWS = 8  # every thread norms up to so many rows itself
+_KEY_BLOCK = 64  # keys of a block; long contexts are split into these
+_SPLIT_ROWS = 16  # rows of the longest context for whose states there is room
+_STATES_FLOATS = 4 << 20  # the most floats of all states
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class _Sizes:
 
 
 class CpuDecoder:
-    """Runs steps of up to max_rows rows; results lie in buffers that the next step reuses.
+    """Runs passes of up to max_rows rows; results are in buffers that the next pass reuses.
 
-    Matrices, keys and values are float32 or bfloat16, as the model has them, and matrices may be of
-    int8; all else is computed in float32, but rows are rounded to bfloat16 before they meet such
-    matrices where the CPU multiplies pairs of it. A row's result is the same to the last bit alone
-    and in any batch.
+    Matrices, keys and values are float32 or bfloat16, as in the model; matrices may be int8. All
+    else is float32. Where the CPU multiplies pairs of bfloat16, rows are rounded to it before
+    products with bfloat16 matrices. A row's result is the same to the last bit alone and in any
+    batch.
     """
 
     def __init__(
@@ -57,8 +57,11 @@ class CpuDecoder:
         max_rows: int,
         num_threads: int,
     ) -> None:
-        """Raises CpuKernelsUnavailable with the reason when the model is of another kind."""
-        backbone, config = require_known(model, kernels)
+        """Bind the model's parameters and the pool.
+
+        Raises CpuKernelsUnavailable with the reason when the kernels do not support the model.
+        """
+        backbone, config = require_supported(model, kernels)
         self.max_rows = max_rows
         self._pool = pool
         self._num_threads = num_threads
@@ -71,7 +74,7 @@ class CpuDecoder:
                 f"there is no code for {self._matrices_dtype} in {self._dtype}"
             )
         self._embedding = self._readable(backbone.embed_tokens.weight, self._dtype)
-        self._kept: list[Tensor] = []  # what the structs point to
+        self._kept: list[Tensor] = []  # the structs point to them
         self._cosine, self._sine = _rotary_table(backbone, max_len)
         self._layers = (LayerStruct * len(backbone.layers))(
             *(self._layer(layer, index) for index, layer in enumerate(backbone.layers))
@@ -101,7 +104,7 @@ class CpuDecoder:
         self._logits = torch.empty(0, sizes.vocab)
 
     def run(self, batch: ScheduleBatch) -> tuple[Tensor, Tensor]:
-        """Logits [R, V] of batch.logit_rows and taps [T, A]; both are true until the next run.
+        """Return logits [R, V] of batch.logit_rows and taps [T, A], valid until the next run.
 
         Logits are float32; taps have the model's dtype.
         """
@@ -170,7 +173,7 @@ class CpuDecoder:
         )
 
     def _matrix(self, name: str, module: Any) -> dict[str, int | None]:
-        """Where a product's matrix lies, and its scales if its numbers are multiples of some."""
+        """Return the addresses of a product's matrix and of its scales, if it has any."""
         scale = module.scale if isinstance(module, Int8Linear) else None
         return {
             name: self._keep(module.weight, self._matrices_dtype),
@@ -178,37 +181,37 @@ class CpuDecoder:
         }
 
     def _keep(self, tensor: Tensor, dtype: torch.dtype) -> int:
-        """The address of a tensor that must live as long as this object."""
+        """Keep a tensor alive as long as this object, and return its address."""
         self._kept.append(self._readable(tensor, dtype))
         return tensor.data_ptr()
 
     def _keep_vector(self, tensor: Tensor | None) -> int | None:
-        """The address of a norm's weights or of a bias in float32, null if there is none."""
+        """Keep a norm's weights or a bias in float32; return its address, None without one."""
         if tensor is None:
             return None
         self._kept.append(self._readable(tensor, self._dtype).float())
         return self._kept[-1].data_ptr()
 
     def _readable(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """Raises CpuKernelsUnavailable unless the kernels can read the tensor as it lies."""
+        """Detach a tensor. Raises CpuKernelsUnavailable unless kernels can read its memory."""
         is_ours = tensor.dtype == dtype and tensor.device.type == "cpu"
         if not (is_ours and tensor.is_contiguous() and type(tensor) in (Tensor, nn.Parameter)):
             raise CpuKernelsUnavailable(f"weights are {type(tensor).__name__} of {tensor.dtype}")
         return tensor.detach()
 
 
-def why_unknown(model: nn.Module) -> str | None:
-    """None for a model of a class that decoder.h was written after."""
+def why_unsupported(model: nn.Module) -> str | None:
+    """Return why decoder.h does not support the model's class; None if it does."""
     name = type(model).__name__
-    if name in _KNOWN and type(model).__module__.startswith("transformers."):
+    if name in _SUPPORTED and type(model).__module__.startswith("transformers."):
         return None
-    return f"{name} is none of {', '.join(_KNOWN)}"
+    return f"{name} is not one of {', '.join(_SUPPORTED)}"
 
 
-def require_known(model: nn.Module, kernels: KernelLibrary) -> tuple[Any, Any]:
+def require_supported(model: nn.Module, kernels: KernelLibrary) -> tuple[Any, Any]:
     """Return the model's decoder and config. Raises CpuKernelsUnavailable without code for them."""
     config: Any = model.config
-    unknown = why_unknown(model)
+    unknown = why_unsupported(model)
     if unknown is not None:
         raise CpuKernelsUnavailable(unknown)
     if config.hidden_act != "silu":
@@ -226,7 +229,7 @@ def require_known(model: nn.Module, kernels: KernelLibrary) -> tuple[Any, Any]:
 
 
 def matrices_of(layer: Any) -> dict[str, nn.Module]:
-    """The products of a decoder layer that decoder.h knows."""
+    """Return the linear layers of a decoder layer, by their names in decoder.h."""
     attention, mlp = layer.self_attn, layer.mlp
     return {
         "q": attention.q_proj,
@@ -269,14 +272,14 @@ def _scratch(sizes: _Sizes, rows: int, tap_width: int, num_threads: int) -> dict
 
 
 def _states(sizes: _Sizes, max_len: int, state_size: int) -> Tensor:
-    """Room for the states of queries whose context is split among threads."""
+    """Allocate the states of queries whose context is split among threads."""
     blocks = -(-max_len // _KEY_BLOCK)
     count = min(_SPLIT_ROWS * sizes.num_heads * blocks, _STATES_FLOATS // state_size)
     return torch.empty(count, state_size)
 
 
 def _rotary_table(backbone: Any, max_len: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [max_len, D] of every position, by the model's own module."""
+    """Compute cosines and sines [max_len, D] of every position by the model's module."""
     positions = torch.arange(max_len)[None]
     cosine, sine = backbone.rotary_emb(torch.empty(1, max_len, 1), positions)
     return cosine[0].contiguous(), sine[0].contiguous()

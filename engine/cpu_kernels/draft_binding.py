@@ -1,4 +1,4 @@
-"""A draft network as draft_round.h reads it: its own parameters, where they lie."""
+"""Binds a draft network's parameters to the structs that draft_round.h reads."""
 
 import ctypes
 from collections.abc import Mapping
@@ -22,21 +22,21 @@ _PLAIN_TENSORS: tuple[type[Tensor], ...] = (Tensor, nn.Parameter)  # a quantised
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The structs of a network, and all that they point to."""
+    """The structs of a network, and the tensors that they point to."""
 
-    run: Any  # the kernel for matrices of their precision
+    run: Any  # the kernel for the matrices' dtype
     draft: DraftStruct
     layers: ctypes.Array[DraftLayerStruct]
-    seats: "Seats"
+    snapshot: "NetworkSnapshot"
     kept: tuple[Tensor, ...]
-    chain_reason: str | None  # why its tokens are picked by PyTorch; None when they are not
+    chain_reason: str | None  # why PyTorch picks the tokens; None where the kernel does
 
 
-class Seats:
-    """Which modules and tensors a network was made of: quick to compare with what it is now.
+class NetworkSnapshot:
+    """The identities of a network's modules, tensors and hooks, to detect later changes quickly.
 
-    What changes a parameter in place changes what a kernel reads. Whatever puts another tensor or
-    module in its place, or hooks one, is seen here.
+    A kernel reads parameters that are changed in place. The snapshot detects replaced tensors and
+    modules, and new hooks.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -44,17 +44,17 @@ class Seats:
         self._children = [m._modules for m in modules if m._modules]
         self._tensors = [d for m in modules for d in (m._parameters, m._buffers) if d]
         self._hooks = [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
-        self._found = self._look()
+        self._taken = self._identities()
 
     @property
-    def hold(self) -> bool:
-        return self._look() == self._found
+    def is_current(self) -> bool:
+        return self._identities() == self._taken
 
     @property
     def has_hooks(self) -> bool:
         return any(self._hooks)
 
-    def _look(self) -> list[int]:
+    def _identities(self) -> list[int]:
         found = [id(child) for children in self._children for child in children.values()]
         found += [_address(t) for tensors in self._tensors for t in tensors.values()]
         found.append(sum(map(len, self._hooks)))
@@ -62,7 +62,10 @@ class Seats:
 
 
 def bind(network: DSparkNetwork, pool: KVPool, kernels: KernelLibrary) -> Binding:
-    """Raises CpuKernelsUnavailable with the reason when the network is of another kind."""
+    """Bind a network and its part of the pool.
+
+    Raises CpuKernelsUnavailable with the reason when the kernels do not support the network.
+    """
     config = network.config
     if any(layer.sliding_window is not None or layer.causal for layer in config.layers):
         raise CpuKernelsUnavailable("it has sliding or causal layers")
@@ -70,9 +73,9 @@ def bind(network: DSparkNetwork, pool: KVPool, kernels: KernelLibrary) -> Bindin
         raise CpuKernelsUnavailable("its attention has biases")
     if not kernels.has_head_dim(config.head_dim):
         raise CpuKernelsUnavailable(f"there is no code for a head_dim of {config.head_dim}")
-    seats = Seats(network)
-    if seats.has_hooks:
-        raise CpuKernelsUnavailable("it has hooks, which a native pass would pass by")
+    snapshot = NetworkSnapshot(network)
+    if snapshot.has_hooks:
+        raise CpuKernelsUnavailable("it has hooks, which the kernels do not call")
     keeper = _Keeper(network.lm_head)
     run = kernels.draft_round.get(keeper.dtype)
     if run is None:
@@ -104,7 +107,7 @@ def bind(network: DSparkNetwork, pool: KVPool, kernels: KernelLibrary) -> Bindin
         lm_head=keeper.linear("lm_head", network.lm_head),
         chain=chain,
     )
-    return Binding(run, draft, layers, seats, tuple(keeper.kept), chain_reason)
+    return Binding(run, draft, layers, snapshot, tuple(keeper.kept), chain_reason)
 
 
 def _layer(layer: DraftLayer, keys: Tensor, values: Tensor, keeper: "_Keeper") -> DraftLayerStruct:
@@ -141,7 +144,7 @@ def _embedding(network: DSparkNetwork, keeper: "_Keeper") -> dict[str, int]:
 
 
 def _chain(network: DSparkNetwork, keeper: "_Keeper") -> tuple[ChainStruct, str | None]:
-    """The chain's parts, and why it is left to PyTorch all the same."""
+    """Bind the chain's parts; the reason is why PyTorch runs the chain, None if the kernel does."""
     config, head, confidence = network.config, network.markov_head, network.confidence_head
     chain = ChainStruct(
         num_outputs=config.num_outputs, block_size=config.block_size, hidden=config.hidden_size
@@ -165,16 +168,16 @@ def _chain(network: DSparkNetwork, keeper: "_Keeper") -> tuple[ChainStruct, str 
 
 
 def _longest_rows(w2: Tensor) -> Tensor:
-    """Of each stretch of rows, the length of the longest."""
+    """Return the length of the longest row of each stretch of CHAIN_COLUMNS rows."""
     lengths = torch.linalg.vector_norm(w2, dim=1, dtype=torch.float32)
     padding = -len(lengths) % CHAIN_COLUMNS
     return nn.functional.pad(lengths, (0, padding)).view(-1, CHAIN_COLUMNS).amax(dim=1)
 
 
 class _Keeper:
-    """Addresses of tensors that must live as long as the structs.
+    """Collects tensors that must live as long as the structs, and returns their addresses.
 
-    Matrices have the precision of the head, everything else is float32.
+    Matrices have the dtype of the head, everything else is float32.
     """
 
     def __init__(self, head: nn.Module) -> None:
@@ -204,7 +207,7 @@ def has_bias(layer: nn.Linear) -> bool:
 
 
 def is_readable(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether a kernel for numbers of this kind can read the tensor as it lies."""
+    """Whether a kernel for this dtype can read the tensor's memory."""
     is_ours = tensor.dtype == dtype and tensor.device.type == "cpu"
     return is_ours and tensor.is_contiguous() and type(tensor) in _PLAIN_TENSORS
 

@@ -1,4 +1,4 @@
-"""Context keys and values in one native call; many tokens' products stay PyTorch's."""
+"""Writes the draft's context keys and values in one kernel call."""
 
 import ctypes
 
@@ -17,8 +17,8 @@ from kv_pool import KVPool
 class CpuContextWriter:
     """A ContextKernel for CPUs.
 
-    Up to max_rows tokens everything happens in one call; of more, `linear` computes both products
-    and only what is between and after them is native.
+    Up to max_rows tokens are written in one call. With more, `linear` computes both products, and
+    the kernel only the norm, the rotation and the store.
     """
 
     name = "native"
@@ -40,7 +40,7 @@ class CpuContextWriter:
         positions: Tensor,
         slots: Tensor,
     ) -> bool:
-        """See draft.ContextKernel. Raises IndexError for a position or slot that is none."""
+        """See draft.ContextKernel. Raises IndexError for a position or slot out of range."""
         fc, norm, table = network.fc, network.hidden_norm, stacked.rotary.factors
         if type(fc) is not nn.Linear or has_bias(fc) or type(norm) is not RMSNorm:
             return False
@@ -89,5 +89,8 @@ class CpuContextWriter:
             values=pool.draft_values.data_ptr(),
         )
         if not kernel(ctypes.addressof(call)):
-            raise IndexError(f"positions {positions} or slots {slots} lie outside")
+            raise IndexError(
+                f"positions {positions} or slots {slots} are out of range; accepted: positions "
+                f"below {table.shape[0]}, slots below {pool.draft_keys.shape[1]}"
+            )
         return True

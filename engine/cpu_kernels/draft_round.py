@@ -1,4 +1,4 @@
-"""Draft rounds in one native call, over the network's own weights and the pool."""
+"""Runs draft rounds in one kernel call, over the network's parameters and the pool."""
 
 import ctypes
 import logging
@@ -24,9 +24,10 @@ _MAX_SEQUENCES = 64  # MAX_CHAIN_SEQUENCES
 
 
 class CpuDraftRound:
-    """A BlockKernel that takes up to max_rows slots at a time, of whole blocks.
+    """A BlockKernel that takes whole blocks, of up to max_rows slots at a time.
 
-    Where the CPU multiplies pairs of bfloat16, what meets matrices of it is rounded to it first.
+    Where the CPU multiplies pairs of bfloat16, rows are rounded to it before products with
+    bfloat16 matrices.
     """
 
     def __init__(
@@ -38,7 +39,10 @@ class CpuDraftRound:
         max_rows: int,
         num_threads: int,
     ) -> None:
-        """Raises CpuKernelsUnavailable with the reason when the network is of another kind."""
+        """Bind the network and its part of the pool.
+
+        Raises CpuKernelsUnavailable with the reason when the kernels do not support the network.
+        """
         self._kernels = kernels
         self._network = network
         self._pool = pool
@@ -55,11 +59,11 @@ class CpuDraftRound:
 
     @property
     def chain_reason(self) -> str | None:
-        """Why tokens are picked by PyTorch; None where they are picked natively."""
+        """Why PyTorch picks the tokens; None where the kernel does."""
         return self._binding.chain_reason
 
     def run(self, request: BlockRequest) -> BlockPass | None:
-        """See draft.BlockKernel. Raises IndexError for an id, slot or position that is none."""
+        """See draft.BlockKernel. Raises IndexError for an id, slot or position out of range."""
         if not self._is_bound():
             return None
         count, size = len(request.context_lens), self._max_sequences
@@ -71,7 +75,7 @@ class CpuDraftRound:
         pieces = []
         for rows in (slice(first, first + size) for first in range(0, count, size)):
             pieces.append(self._run(_part(request, rows)))
-            # Out of the buffers that the next part writes over.
+            # Copied, for the next part overwrites the buffers.
             hidden[rows], logits[rows] = pieces[-1].hidden, pieces[-1].base_logits
         return BlockPass(
             hidden=hidden,
@@ -97,7 +101,7 @@ class CpuDraftRound:
         )
 
     def _results(self, num_sequences: int) -> tuple[Tensor, Tensor | None]:
-        """New ones at every call: they leave with the block."""
+        """Allocate results, new at every call: the block returns them."""
         config = self._network.config
         shape = num_sequences, config.block_size
         confidence = torch.empty(shape) if config.has_confidence_head else None
@@ -106,9 +110,12 @@ class CpuDraftRound:
     def _call(
         self, request: BlockRequest, draft_ids: Tensor | None, confidence: Tensor | None
     ) -> bool:
-        """False when the tokens may be wrong, because W2 was changed in place."""
+        """Call the kernel; False when tokens may be wrong, because W2 was changed in place."""
         num_slots, scratch = self._network.config.num_slots, self._scratch
-        context_lens, page_size = np.array(request.context_lens), self._pool.page_size
+        context_lens, page_size = (
+            np.array(request.context_lens, dtype=np.int64),
+            self._pool.page_size,
+        )
         tables = PageTablePointers(
             request.page_tables, context_lens + num_slots, page_size=page_size
         )
@@ -138,12 +145,12 @@ class CpuDraftRound:
         )
         draft = ctypes.addressof(self._binding.draft)
         if not self._binding.run(draft, ctypes.addressof(call)):
-            raise IndexError(f"an id, slot or position of a draft pass is none: {request}")
+            raise IndexError(f"an id, slot, page or position is out of range: {request}")
         return is_stale.value == 0
 
     def _is_bound(self) -> bool:
-        """Whether the structs are true of the network; they are made anew if it has changed."""
-        if self._reason is None and self._binding.seats.hold:
+        """Whether the structs match the network; a changed network is bound again."""
+        if self._reason is None and self._binding.snapshot.is_current:
             return True
         reason: str | None = None
         try:
@@ -151,13 +158,13 @@ class CpuDraftRound:
         except CpuKernelsUnavailable as error:
             reason = str(error)
             if reason != self._reason:
-                logger.info("drafts go through PyTorch: %s", reason)
+                logger.info("drafts are computed by PyTorch: %s", reason)
         self._reason = reason
         return reason is None
 
 
 def _part(request: BlockRequest, rows: slice) -> BlockRequest:
-    """Some of its blocks. Whether they draw is all that is read of its sampling."""
+    """Select some blocks. Of the sampling the kernel reads only whether there is any."""
     return replace(
         request,
         anchor_ids=request.anchor_ids[rows],
@@ -194,6 +201,6 @@ def _scratch(config: DSparkConfig, sequences: int, num_threads: int) -> dict[str
 
 
 def _outputs(config: DSparkConfig, sequences: int) -> tuple[Tensor, Tensor]:
-    """Hidden states of every slot and base logits of the predicting ones."""
+    """Allocate hidden states of every slot and base logits of the predicting ones."""
     hidden = torch.empty(sequences * config.num_slots, config.hidden_size)
     return hidden, torch.empty(sequences * config.block_size, config.num_outputs)

@@ -1,7 +1,7 @@
-"""A linear layer whose weight is int8: a quarter of float32's bytes to read.
+"""Defines a linear layer with int8 weights, which reads a quarter of float32's bytes.
 
 w ~ q * scale     q [N, K] int8, scale [N] float32: each row's greatest magnitude becomes 127
-y = (x q^T) * scale + bias                     in float32, whatever x is
+y = (x q^T) * scale + bias                     in float32, whatever x's dtype is
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def product_by_pytorch(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | 
 
 
 class Int8Linear(nn.Module):
-    """Stands where an nn.Linear stood. `product` may be another function with the same result."""
+    """Replaces an nn.Linear. `product` may be set to another function with the same result."""
 
     def __init__(self, weight: Int[Tensor, "N K"], scale: Float[Tensor, " N"], bias: Tensor | None):
         super().__init__()
@@ -35,7 +35,7 @@ class Int8Linear(nn.Module):
 
     @classmethod
     def of(cls, layer: nn.Linear) -> "Int8Linear":
-        """The layer's nearest, row by row; zeros stay zeros."""
+        """Round a layer's weight to the nearest int8, row by row; zeros stay zeros."""
         weight = layer.weight.detach().float()
         greatest = weight.abs().amax(dim=1)
         scale = torch.where(greatest > 0, greatest / _LARGEST, 1.0)
@@ -43,7 +43,7 @@ class Int8Linear(nn.Module):
         return cls(rounded.to(torch.int8), scale, layer.bias)
 
     def dequantised(self) -> Float[Tensor, "N K"]:
-        """What the weight stands for, in float32."""
+        """Return the weight in float32: each row times its scale."""
         return self.weight.float() * self.scale[:, None]
 
     def forward(self, x: Float[Tensor, "*T K"]) -> Float[Tensor, "*T N"]:

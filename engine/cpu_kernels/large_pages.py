@@ -1,11 +1,11 @@
-"""Weights in one stretch of large pages, in the order in which a pass reads them.
+"""Moves weights into one stretch of large pages, in the order in which a pass reads them.
 
-    file        | norm |  q  | ...      4 KiB pages, each tensor wherever the header's end put it
-    arena       |  q   |  k  | ...      2 MiB pages, each tensor at a multiple of 64 bytes
+    file        | norm |  q  | ...      4 KiB pages, tensors at any address
+    arena       |  q   |  k  | ...      2 MiB pages, tensors at multiples of 64 bytes
 
-A pass reads every weight once, so it misses the translation cache at every page, and loads that
-straddle two cache lines cost two. The parameters stay PyTorch's own: only their storage is
-another one, and the old one is released. Nothing is held twice.
+A pass reads every weight once, so it misses the translation cache at every page, and a load that
+straddles two cache lines costs two. The parameters stay PyTorch's: only their storage is replaced,
+and the old one is released. Nothing is held twice.
 """
 
 import mmap
@@ -19,24 +19,24 @@ LARGE_PAGE = 2 << 20
 CACHE_LINE = 64  # bytes, as many as the widest vector has
 
 
-def settle(
+def move_to_large_pages(
     module: nn.Module,
     *,
-    borrowers: Sequence[nn.Module] = (),
-    besides: Iterable[nn.Parameter] = (),
+    sharing: Sequence[nn.Module] = (),
+    excluded: Iterable[nn.Parameter] = (),
 ) -> int:
-    """Move the module's parameters; how many bytes have moved, 0 if they lie well already.
+    """Move the module's parameters; return the bytes moved, 0 if they are there already.
 
-    borrowers hold some of the same storages (a draft its target's head), and follow. `besides` and
-    parameters that are not plain tensors on the CPU stay where they are.
+    sharing: modules that use some of the same storages (a draft its target's head); they follow.
+    `excluded` and parameters that are not plain tensors on the CPU are not moved.
     """
-    staying = {p.untyped_storage().data_ptr() for p in besides}
-    parameters = [p for m in (module, *borrowers) for p in m.parameters()]
+    staying = {p.untyped_storage().data_ptr() for p in excluded}
+    parameters = [p for m in (module, *sharing) for p in m.parameters()]
     storages = {
         p.untyped_storage().data_ptr(): p.untyped_storage()
         for p in module.parameters()
         if _is_plain(p)
-        and not is_settled(p.untyped_storage())
+        and not is_in_large_pages(p.untyped_storage())
         and p.untyped_storage().data_ptr() not in staying
     }
     places, size = {}, 0
@@ -63,7 +63,7 @@ def _view(arena: Tensor, place: int, like: Tensor) -> Tensor:
 
 
 def _large_pages(size: int) -> Tensor:
-    """At least size bytes, a whole number of large pages that begins with one."""
+    """Allocate at least `size` bytes: whole large pages, aligned to one."""
     size = -(-size // LARGE_PAGE) * LARGE_PAGE
     memory = mmap.mmap(-1, size + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -72,8 +72,8 @@ def _large_pages(size: int) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start)
 
 
-def is_settled(storage: torch.UntypedStorage) -> bool:
-    """Whether this is (one of) our arenas: no other allocator begins and ends like that."""
+def is_in_large_pages(storage: torch.UntypedStorage) -> bool:
+    """Whether a storage is an arena of this module: no other allocator aligns both ends so."""
     return storage.data_ptr() % LARGE_PAGE == 0 and storage.nbytes() % LARGE_PAGE == 0
 
 

@@ -1,4 +1,4 @@
-"""Linear layers of few rows, straight from PyTorch's own weights."""
+"""Computes linear layers by the CPU kernels, from PyTorch's weights without packing them."""
 
 from collections.abc import Callable
 
@@ -12,10 +12,9 @@ from engine.cpu_kernels.int8_linear import Int8Linear, Int8Product, product_by_p
 
 
 def cpu_linear(kernels: KernelLibrary, *, max_rows: int, num_threads: int) -> LinearFunction:
-    """A stand-in for widening_linear that reads the weight once for up to max_rows rows.
+    """Make a replacement of widening_linear that reads the weight once for up to max_rows rows.
 
-    More rows than that, and whatever is not a contiguous product of float32 with a weight that
-    there is a kernel for, go to PyTorch.
+    PyTorch computes products of more rows, of other dtypes and of tensors that are not contiguous.
     """
 
     def linear(
@@ -44,7 +43,7 @@ def cpu_linear(kernels: KernelLibrary, *, max_rows: int, num_threads: int) -> Li
 
 
 def cpu_int8_product(kernels: KernelLibrary, *, num_threads: int) -> Int8Product:
-    """A stand-in for product_by_pytorch that reads the weight as it is."""
+    """Make a replacement of product_by_pytorch that reads the weight without widening it."""
 
     def product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         if not all(map(_is_plain, (x, weight, scale))):
@@ -67,12 +66,13 @@ def cpu_int8_product(kernels: KernelLibrary, *, num_threads: int) -> Int8Product
     return product
 
 
-def speed_up(
+def use_linear_kernels(
     module: nn.Module, linear: LinearFunction, int8_product: Int8Product | None = None
 ) -> int:
-    """Make every plain nn.Linear inside use `linear`, every Int8Linear the other; how many.
+    """Make every plain nn.Linear use `linear`, and every Int8Linear `int8_product`.
 
-    The layers stay what they are, parameters and all: only how they compute is another way.
+    The layers keep their types and parameters; only their forward functions change. Returns the
+    number of layers.
     """
     found = [m for m in module.modules() if type(m) is nn.Linear]
     for layer in found:

@@ -1,4 +1,4 @@
-"""Whether native kernels serve this engine, and with which limits."""
+"""Prepares the CPU kernels for an engine, and defines their row limits."""
 
 import os
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from engine.cpu_kernels.int8_linear import Int8Product
 from engine.cpu_kernels.linear import cpu_int8_product, cpu_linear
 from engine.platform.cache_dir import default_cache_dir
 
-# Rows up to which the kernels take a product, a context write or a whole decoder pass: all that a
-# step may have. They are the faster ones at any number of rows, and the only ones whose rows say
-# the same in any batch; beyond this PyTorch saves the scratch. See docs/experiments.md.
+# The most rows of a product, a context write or a decoder pass that the kernels take: as many as a
+# step may have. They are faster than PyTorch at any number of rows, and only their rows have the
+# same results in any batch. With more rows PyTorch saves the scratch. See docs/experiments.md.
 LINEAR_ROWS = 4096
 DECODER_ROWS = 4096
-# Slots of blocks that a draft pass takes at a time: what there is scratch for.
+# The most slots of blocks that a draft pass takes at a time; the scratch has as many rows.
 DRAFT_ROWS = 80
 
 
 @dataclass(frozen=True, slots=True)
 class CpuKernels:
-    """Compiled kernels and how to use them here."""
+    """The compiled kernels, and functions that call them with this machine's threads."""
 
     library: KernelLibrary
     linear: LinearFunction

@@ -5,7 +5,7 @@ import torch
 from draft import DSparkNetwork, widening_linear
 from draft.network.matrices import cast_matrices, is_lossless, widen_other_parameters
 from engine.config import EngineConfig
-from engine.cpu_kernels.linear import speed_up
+from engine.cpu_kernels.linear import use_linear_kernels
 from engine.cpu_kernels.setup import CpuKernels
 from engine.errors import LoadError
 
@@ -35,7 +35,7 @@ def set_draft_dtype(
     cast_matrices(network, dtype)
     if cpu_kernels is not None and dtype == _NARROW:
         widen_other_parameters(network)
-    speed_up(network, cpu_kernels.linear if cpu_kernels is not None else widening_linear)
+    use_linear_kernels(network, cpu_kernels.linear if cpu_kernels is not None else widening_linear)
 
 
 def _dtype(config: EngineConfig, network: DSparkNetwork, *, has_kernels: bool) -> torch.dtype:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from engine.config import EngineConfig
-from engine.cpu_kernels.decoder import matrices_of, why_unknown
+from engine.cpu_kernels.decoder import matrices_of, why_unsupported
 from engine.cpu_kernels.int8_linear import Int8Linear
 from engine.errors import LoadError
 from engine.loading.target import LoadedTarget
@@ -47,7 +47,7 @@ def _why_not(target: LoadedTarget, device: torch.device) -> str | None:
         return f"the device is {device.type}, and int8 is for the CPU"
     if target.dtype not in _DTYPES:
         return f"model.dtype is {str(target.dtype).removeprefix('torch.')}, not float32 or bfloat16"
-    unknown = why_unknown(target.model)
+    unknown = why_unsupported(target.model)
     if unknown is not None:
         return unknown
     products = [m for layer in target.parts.layers for m in matrices_of(layer).values()]

@@ -8,8 +8,8 @@ from torch import nn
 
 from engine.config import EngineConfig
 from engine.cpu_kernels.compiling import CpuKernelsUnavailable
-from engine.cpu_kernels.large_pages import settle
-from engine.cpu_kernels.linear import speed_up
+from engine.cpu_kernels.large_pages import move_to_large_pages
+from engine.cpu_kernels.linear import use_linear_kernels
 from engine.cpu_kernels.setup import CpuKernels, prepare_cpu_kernels
 from engine.loading.draft import LoadedDraft
 from engine.loading.draft_dtype import set_draft_dtype
@@ -118,10 +118,10 @@ def _prepare_cpu_kernels(
         set_draft_dtype(config, draft.network, cpu_kernels=cpu_kernels, device=device)
     if cpu_kernels is None:
         return None, reason
-    moved = settle(target.model, borrowers=[draft.network] if draft is not None else [])
-    speed_up(target.model, cpu_kernels.linear, cpu_kernels.int8_product)
+    moved = move_to_large_pages(target.model, sharing=[draft.network] if draft is not None else [])
+    use_linear_kernels(target.model, cpu_kernels.linear, cpu_kernels.int8_product)
     if draft is not None:
-        moved += settle(draft.network, besides=_to_be_stacked(draft))
+        moved += move_to_large_pages(draft.network, excluded=_to_be_stacked(draft))
     if moved:
         logger.info("moved %s of weights into large pages", size_text(moved))
     return cpu_kernels, None

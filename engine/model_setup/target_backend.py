@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.cpu_kernels.compiling import CpuKernelsUnavailable
-from engine.cpu_kernels.decoder import CpuDecoder, require_known
+from engine.cpu_kernels.decoder import CpuDecoder, require_supported
 from engine.cpu_kernels.setup import DECODER_ROWS, CpuKernels
 from engine.errors import LoadError
 from engine.loading.target import LoadedTarget
@@ -85,7 +85,7 @@ def choose_path(
     if cpu_kernels is None:
         return TargetPath(by_transformers, device_backend, None, reason)
     try:
-        require_known(target.model, cpu_kernels.library)
+        require_supported(target.model, cpu_kernels.library)
         in_float32 = _in_float32(target, reference, tap_layers=tap_layers, probe=probe)
         return TargetPath(
             check(device_backend, cpu_kernels, in_float32), device_backend, cpu_kernels, None

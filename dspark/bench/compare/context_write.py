@@ -18,7 +18,7 @@ from draft import (
 )
 from dspark.bench.report.statistics import Spread
 from dspark.bench.workloads.interleaving import alternated
-from engine.cpu_kernels.large_pages import CACHE_LINE, is_settled
+from engine.cpu_kernels.large_pages import CACHE_LINE, is_in_large_pages
 from engine.platform.device_timer import seconds_of
 from kv_pool import KVLayout, KVPool, ReferenceAttention
 
@@ -120,7 +120,7 @@ def bytes_beyond_parameters(network: torch.nn.Module) -> int:
 
 def _uncovered(storage: torch.UntypedStorage, extents: Sequence[tuple[int, int]]) -> int:
     """Return the bytes of a storage that no extent [start, end) covers."""
-    is_shared = is_settled(storage)
+    is_shared = is_in_large_pages(storage)
     found, at = 0, extents[0][0] if is_shared else 0
     for start, end in extents:
         gap = start - at

@@ -95,7 +95,8 @@ def test_only_the_logits_that_are_asked_for_are_computed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("gemma3", "Gemma3ForCausalLM is none of"), ("qwen3_moe", "is none of")]
+    ("name", "reason"),
+    [("gemma3", "Gemma3ForCausalLM is not one of"), ("qwen3_moe", "is not one of")],
 )
 def test_a_model_of_another_kind_is_run_by_transformers_with_the_reason(
     name: str, reason: str

@@ -149,7 +149,7 @@ def test_a_position_or_slot_outside_is_an_index_error(
 ) -> None:
     network = network_of(CONFIGS["plain"])
     taps = torch.randn(1, network.config.aux_size)
-    with pytest.raises(IndexError, match="lie outside"):
+    with pytest.raises(IndexError, match="are out of range"):
         write(network, (taps, torch.tensor(positions), torch.tensor(slots)), kernel())
 
 

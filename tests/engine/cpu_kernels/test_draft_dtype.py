@@ -14,7 +14,7 @@ from draft.network.matrices import cast_matrices, is_lossless, matrices, matrice
 from engine.build import Built
 from engine.cpu_kernels.draft_context import CpuContextWriter
 from engine.cpu_kernels.draft_round import CpuDraftRound
-from engine.cpu_kernels.linear import cpu_linear, speed_up
+from engine.cpu_kernels.linear import cpu_linear, use_linear_kernels
 from engine.errors import LoadError
 from engine.loading.as_loaded import as_loaded
 from engine.loading.target import LoadedTarget, describe_target
@@ -47,7 +47,7 @@ def narrow_network(config: DSparkConfig, *, num_threads: int = 1) -> DSparkNetwo
     with torch.inference_mode(False):
         network = random_network(config, max_positions=160)
     cast_matrices(network, torch.bfloat16)
-    speed_up(network, cpu_linear(kernels_or_skip(), max_rows=64, num_threads=num_threads))
+    use_linear_kernels(network, cpu_linear(kernels_or_skip(), max_rows=64, num_threads=num_threads))
     return network
 
 

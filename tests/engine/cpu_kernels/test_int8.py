@@ -151,7 +151,7 @@ def test_kernels_that_compute_something_else_are_left_out(monkeypatch: pytest.Mo
     assert isinstance(good, dict)
     assert good["self_check"]["logits_difference"] < 1e-4
     monkeypatch.setattr(Int8Linear, "of", doubled)
-    monkeypatch.setattr("engine.model_setup.prepared_models.speed_up", lambda *_: 0)
+    monkeypatch.setattr("engine.model_setup.prepared_models.use_linear_kernels", lambda *_: 0)
     with pytest.raises(LoadError, match="through the paged pool differ"):
         tiny_engine(quantization="int8")
 
@@ -193,7 +193,7 @@ def test_a_draft_for_the_target_as_it_was_published_is_taken(tmp_path: Path) -> 
     [
         ({}, "cuda", "the device is cuda, and int8 is for the CPU"),
         ({"dtype": torch.float16}, "cpu", "model.dtype is float16, not float32 or bfloat16"),
-        ({"model": tiny_model("gemma3")}, "cpu", "Gemma3ForCausalLM is none of"),
+        ({"model": tiny_model("gemma3")}, "cpu", "Gemma3ForCausalLM is not one of"),
     ],
 )
 def test_what_it_is_not_made_for_is_refused(

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from engine.cpu_kernels.large_pages import LARGE_PAGE, settle
+from engine.cpu_kernels.large_pages import LARGE_PAGE, move_to_large_pages
 
 
 class _Tied(nn.Module):
@@ -25,7 +25,7 @@ class _Tied(nn.Module):
 def test_values_names_and_ties_are_kept() -> None:
     model, ids = _Tied(), torch.arange(9)
     expected, before = model(ids), copy.deepcopy(model.state_dict())
-    assert settle(model) >= sum(p.nbytes for p in model.parameters())
+    assert move_to_large_pages(model) >= sum(p.nbytes for p in model.parameters())
     assert torch.equal(model(ids), expected)
     assert model.head.weight is model.embedding.weight
     after = model.state_dict()
@@ -36,14 +36,14 @@ def test_values_names_and_ties_are_kept() -> None:
 def test_what_shall_stay_stays() -> None:
     model = _Tied()
     place = model.middle.weight.data_ptr()
-    settle(model, besides=[model.middle.weight])
+    move_to_large_pages(model, excluded=[model.middle.weight])
     assert model.middle.weight.data_ptr() == place
     assert model.embedding.weight.data_ptr() % LARGE_PAGE == 0
 
 
 def test_each_tensor_begins_with_a_cache_line_and_all_of_them_with_a_large_page() -> None:
     model = _Tied()
-    settle(model)
+    move_to_large_pages(model)
     places = [p.data_ptr() for p in model.parameters()]
     assert places[0] % LARGE_PAGE == 0
     assert all(place % 64 == 0 for place in places)
@@ -56,7 +56,7 @@ def test_what_borrows_a_weight_follows_it() -> None:
     lender, borrower = _Tied(), nn.Linear(12, 30).requires_grad_(False)
     borrower.weight = nn.Parameter(lender.head.weight.detach(), requires_grad=False)
     bias = borrower.bias.data_ptr()
-    settle(lender, borrowers=[borrower])
+    move_to_large_pages(lender, sharing=[borrower])
     assert borrower.weight.data_ptr() == lender.head.weight.data_ptr()
     assert borrower.bias.data_ptr() == bias
     lender.head.weight.data += 1
@@ -68,7 +68,7 @@ def test_views_of_one_storage_stay_views_of_one_storage() -> None:
     model = nn.ModuleList([nn.Linear(6, 4, bias=False), nn.Linear(6, 4, bias=False)])
     for layer, part in zip(model, both.split(4), strict=True):
         layer.weight = nn.Parameter(part, requires_grad=False)  # type: ignore[assignment]
-    settle(model)
+    move_to_large_pages(model)
     first, second = (layer.weight for layer in model)
     assert torch.equal(torch.cat([first, second]), both)  # type: ignore[arg-type]
     assert second.data_ptr() - first.data_ptr() == 4 * 6 * 4  # type: ignore[operator]
@@ -76,9 +76,9 @@ def test_views_of_one_storage_stay_views_of_one_storage() -> None:
 
 def test_moving_twice_moves_nothing() -> None:
     model = _Tied()
-    settle(model)
+    move_to_large_pages(model)
     places = [p.data_ptr() for p in model.parameters()]
-    assert settle(model) == 0
+    assert move_to_large_pages(model) == 0
     assert [p.data_ptr() for p in model.parameters()] == places
 
 
@@ -89,14 +89,14 @@ def test_what_is_no_plain_parameter_stays() -> None:
     model = nn.Linear(6, 4, bias=False)
     model.weight = Special(torch.randn(4, 6), requires_grad=False)
     place = model.weight.data_ptr()
-    assert settle(model) == 0
+    assert move_to_large_pages(model) == 0
     assert model.weight.data_ptr() == place
-    assert settle(nn.ReLU()) == 0
+    assert move_to_large_pages(nn.ReLU()) == 0
 
 
 def test_a_model_may_be_bfloat16() -> None:
     model = _Tied().bfloat16()
     expected = model(torch.arange(5))
-    settle(model)
+    move_to_large_pages(model)
     assert model.middle.weight.dtype == torch.bfloat16
     assert torch.equal(model(torch.arange(5)), expected)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from engine.cpu_kernels.linear import cpu_linear, speed_up
+from engine.cpu_kernels.linear import cpu_linear, use_linear_kernels
 from engine.loading.as_loaded import as_loaded
 from tests.support.engine.cpu_kernels import kernels_or_skip
 
@@ -78,7 +78,7 @@ def test_layers_keep_their_parameters_and_follow_their_changes() -> None:
     x = torch.randn(3, 6)
     expected = model(x)
     names = list(model.state_dict())
-    assert speed_up(model, cpu_linear(kernels_or_skip(), max_rows=4, num_threads=1)) == 2
+    assert use_linear_kernels(model, cpu_linear(kernels_or_skip(), max_rows=4, num_threads=1)) == 2
     torch.testing.assert_close(model(x), expected)
     assert list(model.state_dict()) == names
     model[0].weight.data += 1
@@ -96,7 +96,7 @@ def test_as_loaded_means_pytorchs_own_layers_and_ends_with_the_block() -> None:
         return F.linear(x, weight, bias)
 
     model = nn.Sequential(nn.Linear(6, 8)).requires_grad_(False)
-    speed_up(model, counting)
+    use_linear_kernels(model, counting)
     with as_loaded(model):
         model(torch.randn(3, 6))
     assert calls == []

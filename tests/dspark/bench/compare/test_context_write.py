@@ -13,7 +13,7 @@ from dspark.bench.compare.context_write import (
     bytes_beyond_parameters,
     measure_context_writes,
 )
-from engine.cpu_kernels.large_pages import settle
+from engine.cpu_kernels.large_pages import move_to_large_pages
 from tests.support.engine.tiny_models import CPU, load_tiny_draft, tiny_target, write_tiny_draft
 
 
@@ -94,12 +94,12 @@ def test_memory_kept_twice_is_counted() -> None:
 
 def test_in_large_pages_only_what_lies_between_the_parameters_is_kept_twice() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
-    settle(module)
+    move_to_large_pages(module)
     assert bytes_beyond_parameters(module) == 0
     spare = torch.nn.Sequential(
         torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False)
     )
     both = torch.zeros(3, 8, 8)
     spare[0].weight.data, spare[1].weight.data = both[0], both[2]
-    settle(spare)
+    move_to_large_pages(spare)
     assert bytes_beyond_parameters(spare) == 8 * 8 * 4
