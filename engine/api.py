@@ -1,4 +1,4 @@
-"""The engine's face: what goes in, what comes out. Importing it loads no torch."""
+"""Defines the engine's public types. Importing it loads no torch."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,49 +11,49 @@ import numpy.typing as npt
 
 ContextKVMode = Literal["auto", "on", "off"]
 
-MAX_TOP_LOGPROBS = 20  # tokens told of beside the one that was said
+MAX_TOP_LOGPROBS = 20  # most likely tokens per position, in addition to the sampled one
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. Every request ends exactly once, with one of these."""
+    """Names why a request ended. Every request ends exactly once, with one of these."""
 
-    STOP = "stop"  # a stop token, the end-of-sequence token, a stop string, a row mask's end
+    STOP = "stop"  # a stop token, the end-of-sequence token, a stop string, a token mask's end
     LENGTH = "length"  # max_new_tokens, or the context limit
     ABORT = "abort"  # cancelled by the caller
     ERROR = "error"  # an exception of the request's own code, or no memory for it alone
 
 
 class StopScanner(Protocol):
-    """Looks for a stop in text, on behalf of an engine that knows only ids.
+    """Finds stop strings in committed tokens; the engine itself handles token ids only.
 
-    Made by the server for one request (and one choice) and used by one sequence.
+    The server creates one for each choice of a request. One sequence uses it.
     """
 
     def feed(self, token_id: int) -> str | None:
-        """Take the next committed token; the stop string that it completes, if any."""
+        """Take the next committed token; return the stop string that it completes, if any."""
         ...
 
 
 class TokenMask(Protocol):
-    """Says which tokens may come next, on behalf of a grammar or any other rule over ids.
+    """Restricts the next token, for a grammar or any other rule over token ids.
 
-    Made for one request (and one choice), used by one sequence, always in the engine's thread.
-    It stands after everything that has been committed, and is asked ahead along drafts.
+    There is one for each choice of a request. One sequence uses it, in the engine's thread. Its
+    state follows the committed tokens; `fill` looks ahead along a draft.
     """
 
     def fill(self, draft_ids: Sequence[int], words: npt.NDArray[np.uint32]) -> None:
-        """Allow tokens: bit t % 32 of words[t // 32] says that token t may follow.
+        """Set the bits of allowed tokens: bit t % 32 of words[t // 32] for token t.
 
-        It would follow the committed tokens and draft_ids, each of which is allowed where it
-        stands. All bits are 0 at first; at least one is to be set, if draft_ids do not end the
-        answer. What became of a draft comes with `commit`, and with nothing else.
+        Token t would follow the committed tokens and draft_ids, which are all allowed. All bits
+        are 0 before. At least one must be set, unless draft_ids end the output. A call changes no
+        state, and a step may repeat it; only `commit` reports which draft tokens were accepted.
         """
         ...
 
     def commit(self, token_id: int) -> bool:
-        """Go on behind this token, which stands now. True where nothing may follow it.
+        """Advance by a committed token; return True if no token may follow it.
 
-        Then the answer ends with it. A stop may end it earlier; then nothing more is asked.
+        The output ends then. After a stop has ended it there are no more calls.
         """
         ...
 
@@ -63,10 +63,10 @@ GREEDY_BELOW = 1e-5  # temperatures under this count as 0
 
 @dataclass(frozen=True, slots=True)
 class EngineSamplingParams:
-    """How the next token is drawn. The defaults are plain greedy decoding.
+    """Configures sampling of one request. The defaults are plain greedy decoding.
 
     Everything applies in transformers' order: logit_bias, repetition_penalty, the two OpenAI
-    penalties, a row mask, min_new_tokens; then temperature, top_k, top_p, min_p.
+    penalties, the token mask, min_new_tokens; then temperature, top_k, top_p, min_p.
     """
 
     max_new_tokens: int = 128
@@ -74,30 +74,30 @@ class EngineSamplingParams:
     top_k: int = -1  # -1 is off
     top_p: float = 1.0  # (0, 1]; 1 is off
     min_p: float = 0.0  # [0, 1]; 0 is off
-    seed: int | None = None  # None: a fresh one, drawn at admission
+    seed: int | None = None  # None: a random one, drawn when the request is queued
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
-    # Until then nothing that is a stop by its id can be said, but where nothing else is allowed.
+    # Masks stop tokens until min_new_tokens is reached, unless only stop tokens are allowed.
     min_new_tokens: int = 0
     repetition_penalty: float = 1.0  # 0.01 to 100, over prompt and output; 1 is off
-    presence_penalty: float = 0.0  # -2 to 2, off every token of the output once
-    frequency_penalty: float = 0.0  # -2 to 2, off every token of the output as often as it is there
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added); ids are distinct
-    num_logprobs: int | None = None  # None: none told; n: of each token and the n likeliest
-    prompt_logprobs_from: int | None = None  # first prompt position to tell of; None: none
+    presence_penalty: float = 0.0  # -2 to 2, subtracted from each token of the output once
+    frequency_penalty: float = 0.0  # -2 to 2, subtracted once for each occurrence in the output
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added value); ids are distinct
+    num_logprobs: int | None = None  # None: no logprobs; n: each token and the n most likely
+    prompt_logprobs_from: int | None = None  # first position of prompt logprobs; None: none
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is said, and no random number is asked for."""
+        """Whether the most likely token is taken, without random numbers."""
         return self.temperature < GREEDY_BELOW or self.top_k == 1
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a caller asks; never changes.
+    """Describes one generation; immutable.
 
-    Choices of one prompt are requests that differ in `choice`: with the same seed they draw
-    independent numbers.
+    Choices of one prompt are requests that differ in `choice`: with the same seed they use
+    independent random numbers.
     """
 
     request_id: str
@@ -110,10 +110,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """What became of one request's draft blocks.
+    """Counts accepted draft tokens of one request.
 
-    accept_counts[a] is the number of rounds in which exactly `a` draft tokens stood (bonus
-    excluded); a round is a target pass that verified at least one draft token.
+    accept_counts[a] is the number of rounds in which exactly `a` draft tokens were accepted, the
+    bonus token excluded. A round is a target pass that verified at least one draft token.
     """
 
     accept_counts: tuple[int, ...] = ()
@@ -135,7 +135,7 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a request.
+    """Describes the end of a request.
 
     matched is the stop that ended it: a token id, a stop string, or None.
     """
@@ -149,14 +149,14 @@ class Finish:
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
-    error: str | None = None  # with FinishReason.ERROR, for the caller
+    error: str | None = None  # the message for the caller, with FinishReason.ERROR
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """How likely the target alone held a token: natural logarithm, before any option.
+    """Holds the target's log probability (natural) of a token, from unprocessed logits.
 
-    `top` has the likeliest tokens of the same place, likeliest first, as (id, log probability).
+    `top` has the most likely tokens of the same position as (id, log probability), best first.
     """
 
     token_id: int
@@ -166,12 +166,12 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """Tokens that a step committed for one request; the last event carries `finish`.
+    """Carries the tokens that a step committed for one request; the last one has `finish`.
 
-    token_ids includes the token that completes a stop; it may be empty in an abort's event.
-    logprobs has an entry for each of token_ids where they were asked for. prompt_logprobs come
-    once, with the first token: an entry for each prompt position from prompt_logprobs_from on,
-    but for position 0, which follows nothing.
+    token_ids includes the token that completes a stop, and may be empty after an abort or error.
+    logprobs has an entry for each of token_ids, if requested. prompt_logprobs come once, with the
+    first token: an entry for each prompt position from prompt_logprobs_from on, except position
+    0, which has no logits.
     """
 
     request_id: str
@@ -179,25 +179,25 @@ class TokenEvent:
     finish: Finish | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    at: float = field(default_factory=time.perf_counter, compare=False)  # when it was committed
+    at: float = field(default_factory=time.perf_counter, compare=False)  # time of commit
 
 
 @dataclass(frozen=True, slots=True)
 class ContextKVStatus:
-    """Which path writes the draft's context keys and values, and why.
+    """Names the path that writes the draft's context keys and values.
 
-    path is "none" without a draft. `reason` says why the per-layer path is active, else None.
+    path is "none" without a draft. `reason` explains the per-layer path, and is None otherwise.
     """
 
     mode: ContextKVMode
     path: Literal["stacked", "per_layer", "none"]
     reason: str | None
-    stacked_bytes: int  # extra memory that the stacked form costs
+    stacked_bytes: int  # extra memory of the stacked form
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """Counters since start and gauges of now; taken between steps.
+    """Holds counters since the start and current gauges, taken between steps.
 
     Seconds are sums over steps, split by stage: plan, draft, verify, commit, context.
     """
@@ -207,48 +207,50 @@ class EngineSnapshot:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()
-    num_withheld_draft_tokens: int = 0  # that rounds had room for, but would not have paid
+    num_withheld_draft_tokens: int = (
+        0  # that fitted into rounds, but were too expensive at their load
+    )
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_preemptions: int = 0
-    num_processed_rows: int = 0  # rows of logits that options changed, once for each rule
-    num_logprob_rows: int = 0  # rows whose log probabilities were told
+    num_processed_rows: int = 0  # rows of logits changed by options, counted once for each rule
+    num_logprob_rows: int = 0  # rows with requested log probabilities
     finished: Mapping[str, int] = field(default_factory=dict)
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
-    idle_seconds: float = 0.0  # in which there was no request
+    idle_seconds: float = 0.0  # without any request
     num_running: int = 0
     num_waiting: int = 0
     num_pages: int = 0
     num_used_pages: int = 0
     num_cached_pages: int = 0
-    is_suspended: bool = False  # drafts do not pay at the load of the latest rounds
-    has_collapsed: bool = False  # acceptance over the last rounds does not pay for the draft
+    is_suspended: bool = False  # drafts are too expensive at the load of the latest rounds
+    has_collapsed: bool = False  # acceptance over the last rounds is too low for the draft
     seconds_since_progress: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the engine is, resolved at start. `details` is JSON-ready and for people."""
+    """Describes the engine as resolved at start. `details` is JSON-ready and for people."""
 
     served_max_len: int  # tokens, prompt and output together
     vocab_size: int
-    block_size: int  # draft tokens a round; 0 without a draft
+    block_size: int  # draft tokens per round; 0 without a draft
     eos_token_ids: tuple[int, ...]
     details: Mapping[str, object] = field(default_factory=dict)
 
 
 class EngineClient(Protocol):
-    """All that the server knows of the engine."""
+    """Runs requests: the engine's interface to the server."""
 
     @property
     def info(self) -> EngineInfo: ...
 
-    async def generate(self, request: Request, hear: Callable[[TokenEvent], None]) -> None:
-        """Run a request to its end; `hear` gets its events, the last of them with a finish.
+    async def generate(self, request: Request, on_event: Callable[[TokenEvent], None]) -> None:
+        """Run a request to its end; call on_event for each event, the last one with a finish.
 
-        It is called in this event loop as they happen. Cancelling the call cancels the request,
-        and so does what `hear` raises, which is raised here.
+        on_event runs in the caller's event loop. Cancelling this call cancels the request. So does
+        an exception of on_event, which is raised here.
 
         Raises RequestRejected, EngineBusy or EngineDraining before the first event, and
         RequestFailed or EngineDead at any time. No event has FinishReason.ERROR.
@@ -256,50 +258,50 @@ class EngineClient(Protocol):
         ...
 
     async def generate_whole(self, request: Request, events: list[TokenEvent]) -> None:
-        """The same without waking anybody before the end: `events` gains them as they happen.
+        """Run a request to its end, with one wake-up of the event loop; append to `events`.
 
-        So it has what there was when the call ends, however that ends. It may gain more behind a
-        call that was cancelled.
+        Events are appended as they happen, so they are there however the call ends. More may be
+        appended after a call that was cancelled. Raises as `generate` does.
         """
         ...
 
     def is_healthy(self) -> bool:
-        """False once the step loop has stopped."""
+        """Return False once the step loop has stopped."""
         ...
 
     async def is_queued(self, request_id: str) -> bool:
-        """Whether a request waits and has never run; False for one that is not known."""
+        """Return whether a request waits and has never run; False for an unknown id."""
         ...
 
     async def abort(self, request_id: str | None) -> int:
-        """End one request (all of them for None) with reason ABORT; how many were found."""
+        """End one request, or all for None, with reason ABORT; return how many were found."""
         ...
 
     async def set_context_kv(self, mode: ContextKVMode) -> ContextKVStatus:
         """Switch the context writer between steps.
 
-        Raises RequestRejected when `on` is asked for and the stacked form cannot hold.
+        Raises RequestRejected for `on` when the stacked form is not possible.
         """
         ...
 
     async def context_kv_status(self) -> ContextKVStatus: ...
 
     async def start_profile(self, folder: str) -> None:
-        """Record what the engine does from the next step on, until stop_profile.
+        """Profile the engine from the next step until stop_profile.
 
-        Raises RequestRejected while a recording runs, or for a folder that cannot be written.
+        Raises RequestRejected while a profile runs, or for a folder that cannot be written.
         """
         ...
 
     async def stop_profile(self) -> str:
-        """Write the recording; its file. Holds up the steps while it writes.
+        """Write the profile and return its file. Steps wait until it is written.
 
         Raises RequestRejected when none runs, or when the file cannot be written.
         """
         ...
 
     async def flush_cache(self) -> int:
-        """Forget every cached page that no sequence holds; how many pages that freed."""
+        """Empty the prefix cache; return how many pages became free."""
         ...
 
     async def snapshot(self) -> EngineSnapshot: ...
@@ -307,6 +309,6 @@ class EngineClient(Protocol):
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and let running ones finish.
 
-        False if time ran out, and what still ran was aborted; or if the engine hangs or has died.
+        Return False if requests were aborted after timeout_s, or if the engine hangs or has died.
         """
         ...

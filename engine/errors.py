@@ -1,7 +1,7 @@
-"""Everything that the engine can report to its caller.
+"""Defines every error that the engine reports to its caller.
 
 EngineError
-  RequestRejected    this request cannot be served as asked    -> 400
+  RequestRejected    this request cannot be served             -> 400
   EngineBusy         no room now; worth trying again           -> 429
   EngineDraining     shutting down; ask another server         -> 503
   RequestFailed      this request's own code raised           -> 500
@@ -11,11 +11,11 @@ EngineError
 
 
 class EngineError(Exception):
-    """Base of everything below; `str(error)` is fit for a user's eyes."""
+    """Base class; `str(error)` is a message for users."""
 
 
 class RequestRejected(EngineError):
-    """The request cannot be served as asked. `param` names the field at fault."""
+    """Refuses a request that cannot be served. `param` names the field at fault."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -23,30 +23,30 @@ class RequestRejected(EngineError):
 
 
 class EngineBusy(EngineError):
-    """The queue is full."""
+    """Refuses a request while the queue is full."""
 
 
 class EngineDraining(EngineError):
-    """The engine is shutting down and takes no new requests."""
+    """Refuses new requests while the engine shuts down."""
 
 
 class RequestFailed(EngineError):
-    """One request ended with FinishReason.ERROR; other requests go on.
+    """Reports that one request ended with FinishReason.ERROR; other requests go on.
 
     The message names the id under which the log has the details.
     """
 
 
 class EngineDead(EngineError):
-    """The step loop has stopped; nothing more will come out of this engine."""
+    """Reports that the step loop has stopped; this engine produces no more events."""
 
 
 class LoadError(EngineError):
-    """A target or draft cannot be served. The message names field, found and accepted."""
+    """Refuses a target or draft. The message names field, found and accepted."""
 
 
 def os_error_text(error: OSError) -> str:
-    """What the system said, for a user's eyes: "prompts.jsonl: Permission denied"."""
+    """Return the system's message for users: "prompts.jsonl: Permission denied"."""
     if error.strerror is None:
         return str(error)
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"

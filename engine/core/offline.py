@@ -1,4 +1,4 @@
-"""Run requests through an engine in this thread, with a clock: for benchmarks and proofs."""
+"""Runs requests in the calling thread and times them, for benchmarks and training."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from engine.errors import RequestFailed
 
 @dataclass(slots=True)
 class RequestRun:
-    """One request's life as its caller would see it; times in seconds on one clock."""
+    """Records one request as its caller sees it; times in seconds on one clock."""
 
     request: Request
     started_at: float
@@ -28,23 +28,23 @@ class RequestRun:
 
     @property
     def ttft(self) -> float:
-        """Time to first token."""
+        """Return the time to first token."""
         return self.event_times[0] - self.started_at
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first; None when there is only one event."""
+        """Return the time per output token after the first; None with only one event."""
         rest = sum(self.event_sizes[1:])
         return (self.event_times[-1] - self.event_times[0]) / rest if rest else None
 
     @property
     def inter_event_times(self) -> list[float]:
-        """Time between events: what a stream's reader waits (ITL counts events, not tokens)."""
+        """Return the times between events (ITL of a stream; it counts events, not tokens)."""
         return [b - a for a, b in zip(self.event_times, self.event_times[1:], strict=False)]
 
 
 def drive(engine: EngineCore, requests: Sequence[Request], *, concurrency: int) -> list[RequestRun]:
-    """All requests to their ends, at most `concurrency` at a time, in the order given.
+    """Run all requests, at most `concurrency` at a time; return the runs in the given order.
 
     Raises RequestRejected when one cannot be served, RequestFailed when one ends with an error,
     and what a step observer raised.
@@ -57,11 +57,11 @@ def drive(engine: EngineCore, requests: Sequence[Request], *, concurrency: int) 
 def drive_each(
     engine: EngineCore, requests: Sequence[Request], *, concurrency: int
 ) -> Iterator[RequestRun]:
-    """The same, each as it ends."""
+    """Run all requests as `drive` does; yield each run when it ends."""
     waiting = list(reversed(requests))
     running: dict[str, RequestRun] = {}
     while waiting or not engine.is_idle:
-        with torch.inference_mode():  # never while the caller has its turn
+        with torch.inference_mode():  # not while the caller runs
             while waiting and len(running) < concurrency:
                 request = waiting.pop()
                 running[request.request_id] = RequestRun(request, time.perf_counter())

@@ -1,4 +1,4 @@
-"""The thread that owns the engine: calls come in, events go out, death is told to everyone."""
+"""Runs the engine core in its thread: posted calls come in, events go out."""
 
 import asyncio
 import dataclasses
@@ -31,15 +31,15 @@ from engine.scheduler.request_fault import RequestFault
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_ANSWER_S = 5.0  # beyond a drain's own time, for the step that is being computed
+_STEP_S = 5.0  # that drain waits for the current step, after its timeout
 
 
 class EngineWorker:
-    """EngineClient over an engine that runs in a thread of its own.
+    """Serves the EngineClient protocol with a thread that owns the engine core.
 
-    Whatever touches the engine is posted to its thread as a call, so there is no lock in the
-    scheduler, the pool or a sequence. When the loop dies, everyone who waits is told, and the
-    thread stays to refuse whoever still knocks.
+    Every access to the core is posted to the thread as a call, so the scheduler, the pool and
+    sequences need no lock. When the loop stops, waiting requests and later calls fail with
+    EngineDead.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class EngineWorker:
         has_collapsed: Callable[[], bool] = lambda: False,
         delivers_after_launch: bool = False,
     ) -> None:
-        """num_threads is torch's, for the step loop; observers see a snapshot after every step.
+        """Start the thread.
 
-        tells_late is for a device that computes by itself. Events then go out once the next pass
-        is on the device: whoever turns them into text wants the interpreter, and would have it
-        while the device waits for that pass.
-
-        has_collapsed is what snapshots say of acceptance; it is called in any thread.
+        num_threads: torch's, for the step loop. observers get a snapshot after every step.
+        has_collapsed: of the snapshots; called in any thread.
+        delivers_after_launch: for a device that computes asynchronously. Events are delivered
+        once the next pass is launched: detokenizing them needs the interpreter, and would delay
+        the launch.
         """
         self._engine = engine
         self._observers = Observers(observers)
@@ -65,15 +65,15 @@ class EngineWorker:
         self._num_threads = num_threads
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._delivers_after_launch = delivers_after_launch
-        # Both are touched by the engine's thread alone.
+        # Both are used by the engine's thread alone.
         self._listeners: dict[str, Listener] = {}  # by request id
-        self._telling = EventDispatcher()
+        self._events = EventDispatcher()
         self._snapshot = engine.snapshot()
         self._progress_at = time.monotonic()
         self._death: EngineDead | None = None
         self._is_draining = False
         self._is_closing = False
-        self._has_left = False  # the thread, and nobody takes calls any more
+        self._has_ended = False  # the thread: calls are refused by the thread that posts them
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -84,8 +84,8 @@ class EngineWorker:
     def is_healthy(self) -> bool:
         return self._death is None
 
-    async def generate(self, request: Request, hear: Callable[[TokenEvent], None]) -> None:
-        await self._generate(request, Listener(hear, in_parts=True))
+    async def generate(self, request: Request, on_event: Callable[[TokenEvent], None]) -> None:
+        await self._generate(request, Listener(on_event, in_parts=True))
 
     async def generate_whole(self, request: Request, events: list[TokenEvent]) -> None:
         await self._generate(request, Listener(events.append, in_parts=False))
@@ -124,7 +124,7 @@ class EngineWorker:
         return await self._post(self._engine.flush_cache)
 
     async def snapshot(self) -> EngineSnapshot:
-        """The state after the latest step; never waits for one, so it works when one hangs."""
+        """Return the state after the latest step without waiting, even while a step hangs."""
         return dataclasses.replace(
             self._snapshot,
             has_collapsed=self._has_collapsed(),
@@ -134,7 +134,7 @@ class EngineWorker:
     async def drain(self, timeout_s: float) -> bool:
         self._is_draining = True
         try:
-            async with asyncio.timeout(timeout_s + _ANSWER_S):  # a step that hangs answers nobody
+            async with asyncio.timeout(timeout_s + _STEP_S):  # a step may hang
                 return await self._drained(deadline=time.monotonic() + timeout_s)
         except (TimeoutError, EngineDead):
             return False
@@ -148,12 +148,12 @@ class EngineWorker:
         return True
 
     def close(self) -> None:
-        """Stop the thread; requests that still run are told that the engine is gone."""
+        """Stop the thread; running requests fail with EngineDead."""
         self._is_closing = True
         self._inbox.put(lambda: None)
         self._thread.join(timeout=30)
 
-    # -- what follows runs in the engine's thread ---------------------------------------------
+    # -- in the engine's thread ---------------------------------------------------------------
 
     def _run(self) -> None:
         if self._num_threads is not None:
@@ -169,22 +169,22 @@ class EngineWorker:
             self._die(EngineDead("the engine has stopped; the server's log says why"))
         while not self._is_closing:
             self._inbox.get()()  # every call finds self._death and passes it on
-        self._has_left = True
-        self._refuse_the_rest()
+        self._has_ended = True
+        self._refuse_calls()
 
     def _step(self) -> None:
         if self._engine.is_idle:
             return
-        events = self._engine.step(meanwhile=self._telling.tell)
+        events = self._engine.step(meanwhile=self._events.flush)
         self._note_progress()
         for event in events:
             listener = self._listeners.get(event.request_id)
             if listener is not None:
-                self._telling.add(listener, _delivered(event))
+                self._events.add(listener, _delivered(event))
             if event.finish is not None:
                 self._listeners.pop(event.request_id, None)
         if not (self._delivers_after_launch and events) or self._engine.is_idle:
-            self._telling.tell()
+            self._events.flush()
 
     def _note_progress(self) -> None:
         self._snapshot = self._engine.snapshot()
@@ -193,7 +193,7 @@ class EngineWorker:
 
     def _handle_inbox(self, *, wait: bool) -> None:
         if wait:
-            self._telling.tell()  # nothing computes that could be told meanwhile
+            self._events.flush()  # no step follows that could deliver them
             idle_since = time.monotonic()
             call = self._inbox.get()
             idle_s = time.monotonic() - idle_since
@@ -217,7 +217,7 @@ class EngineWorker:
         self._listeners[request.request_id] = listener
 
     def _forget(self, request_id: str, listener: Listener) -> None:
-        """The caller is gone: end its request unless another one has the id by now."""
+        """End a request whose caller is gone, unless the id belongs to another request now."""
         if self._listeners.get(request_id) is listener:
             del self._listeners[request_id]
             self._engine.abort(request_id)
@@ -233,21 +233,21 @@ class EngineWorker:
             assert finish.reason is FinishReason.ABORT
             listener = self._listeners.pop(each, None)
             if listener is not None:
-                self._telling.add(listener, TokenEvent(each, (), finish))
-        self._telling.tell()
+                self._events.add(listener, TokenEvent(each, (), finish))
+        self._events.flush()
         return found
 
     def _die(self, death: EngineDead) -> None:
         self._death = death
         for listener in self._listeners.values():
-            self._telling.add(listener, death)
-        self._telling.tell()
+            self._events.add(listener, death)
+        self._events.flush()
         self._listeners.clear()
 
-    # -- the way in ---------------------------------------------------------------------------
+    # -- posting calls ------------------------------------------------------------------------
 
     def _post(self, call: Callable[[], T]) -> "asyncio.Future[T]":
-        """Run a call between two steps; its result or its error comes back to the caller."""
+        """Run a call between two steps; return a future of its result or error."""
         done: Future[T] = Future()
 
         def run() -> None:
@@ -265,15 +265,14 @@ class EngineWorker:
                 raise
 
         self._inbox.put(run)
-        if self._has_left:
-            self._refuse_the_rest()
+        if self._has_ended:
+            self._refuse_calls()
         return asyncio.wrap_future(done)
 
-    def _refuse_the_rest(self) -> None:
-        """Done by the thread when it leaves, and from then on by whoever still posts.
+    def _refuse_calls(self) -> None:
+        """Run the posted calls, each of which fails with self._death.
 
-        So a call is refused whether it was posted before or after that. None does anything else:
-        all of them find self._death.
+        The thread does so when it ends; after that, every thread that posts a call does.
         """
         while True:
             try:

@@ -68,7 +68,7 @@ def test_a_cached_prefix_is_used_up_to_the_first_token_that_is_told_of(draft_fol
         assert [e.token_id for e in answer.prompt_logprobs] == list(PROMPT[max(1, start) :])
 
 
-def test_a_twin_waits_for_the_prompt_and_nobody_waits_for_the_twin() -> None:
+def test_a_twin_waits_for_the_prompt_and_no_request_waits_for_the_twin() -> None:
     harness = Harness(prefix_cache=True, chunk=8)
     harness.scheduler.add(request("a", prompt_len=16))
     harness.scheduler.add(request("b", prompt_len=16))

@@ -35,20 +35,20 @@ def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _expected(
     name: str, count: int, *, has_eos: bool = True
 ) -> tuple[list[list[int]], list[list[int]]]:
-    asked = prompts(count, vocab=VOCAB)
+    given = prompts(count, vocab=VOCAB)
     target = tiny_target(name, has_eos=has_eos)
-    return asked, [generate_alone(target, p, NEW_TOKENS) for p in asked]
+    return given, [generate_alone(target, p, NEW_TOKENS) for p in given]
 
 
 def _greedy_texts(
-    built: Built, asked: list[list[int]], expected: list[list[int]], good: int | None
+    built: Built, given: list[list[int]], expected: list[list[int]], good: int | None
 ) -> list[list[int]]:
     """What the engine says to all prompts at once, with a draft as good as `good` says."""
-    texts = [p + e for p, e in zip(asked, expected, strict=True)]
+    texts = [p + e for p, e in zip(given, expected, strict=True)]
     drafts = nullcontext() if good is None else oracle(texts, good=good, vocab=VOCAB)
     with drafts:
-        found = run_all(built, greedy_requests(asked, NEW_TOKENS))
-    return [found[str(i)][0] for i in range(len(asked))]
+        found = run_all(built, greedy_requests(given, NEW_TOKENS))
+    return [found[str(i)][0] for i in range(len(given))]
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
@@ -57,9 +57,9 @@ def test_greedy_text_equals_transformers_for_any_target_and_any_draft(
     name: str, good: int | None, draft_folder: Path
 ) -> None:
     """good None is the random draft itself; n is a draft that is right about n tokens."""
-    asked, expected = _expected(name, 4)
+    given, expected = _expected(name, 4)
     built = tiny_engine(target=tiny_target(name), draft_folder=draft_folder)
-    assert _greedy_texts(built, asked, expected, good) == expected
+    assert _greedy_texts(built, given, expected, good) == expected
 
 
 @pytest.mark.parametrize(
@@ -86,25 +86,25 @@ def test_greedy_text_equals_transformers_for_any_target_and_any_draft(
 def test_greedy_text_is_the_same_under_any_setting(
     settings: dict[str, object], good: int | None, draft_folder: Path
 ) -> None:
-    asked, expected = _expected("llama", 8)
+    given, expected = _expected("llama", 8)
     built = tiny_engine(draft_folder=draft_folder, **settings)
-    assert _greedy_texts(built, asked, expected, good) == expected
+    assert _greedy_texts(built, given, expected, good) == expected
     if settings.get("num_pages") == 20:
         assert built.engine.snapshot().num_preemptions > 0
 
 
 def test_plain_decoding_says_the_same() -> None:
-    asked, expected = _expected("llama", 8)
-    found = run_all(tiny_engine(), greedy_requests(asked, NEW_TOKENS))
+    given, expected = _expected("llama", 8)
+    found = run_all(tiny_engine(), greedy_requests(given, NEW_TOKENS))
     assert [found[str(i)][0] for i in range(8)] == expected
 
 
 def test_a_perfect_drafter_needs_a_fifth_of_the_rounds(draft_folder: Path) -> None:
-    asked, expected = _expected("llama", 1, has_eos=False)
+    given, expected = _expected("llama", 1, has_eos=False)
     built = tiny_engine(target=tiny_target(has_eos=False), draft_folder=draft_folder)
-    texts = [asked[0] + expected[0]]
+    texts = [given[0] + expected[0]]
     with oracle(texts, good=4, vocab=VOCAB):
-        found = run_all(built, greedy_requests(asked, 21))
+        found = run_all(built, greedy_requests(given, 21))
     finish = found["0"][1]
     assert found["0"][0] == expected[0][:21]
     assert finish.speculation.accept_counts == (0, 0, 0, 0, 4)
@@ -127,8 +127,8 @@ def test_a_second_request_with_the_same_prompt_hits_the_cache_and_drafts_as_well
 
 
 def test_preemption_and_chunking_do_not_change_what_is_drafted(draft_folder: Path) -> None:
-    asked = prompts(6, vocab=VOCAB)
-    requests = greedy_requests(asked, 30)
+    given = prompts(6, vocab=VOCAB)
+    requests = greedy_requests(given, 30)
     calm = run_all(tiny_engine(draft_folder=draft_folder), requests)
     tight_engine = tiny_engine(draft_folder=draft_folder, num_pages=28, prefill_chunk_tokens=5)
     tight = run_all(tight_engine, requests)
@@ -151,14 +151,14 @@ def test_preemption_and_chunking_do_not_change_what_is_drafted(draft_folder: Pat
 def test_a_seeded_request_is_the_same_alone_in_company_and_after_preemption(
     params: dict[str, float], draft_folder: Path
 ) -> None:
-    asked = prompts(6, vocab=VOCAB)
+    given = prompts(6, vocab=VOCAB)
     requests = [
         Request(
             str(i),
             tuple(p),
             EngineSamplingParams(max_new_tokens=24, seed=100 + i, **params),  # type: ignore[arg-type]
         )
-        for i, p in enumerate(asked)
+        for i, p in enumerate(given)
     ]
     alone = {}
     for request in requests:
@@ -180,14 +180,14 @@ def test_a_seeded_request_is_the_same_alone_in_company_and_after_preemption(
 def test_greedy_and_sampling_requests_share_steps_without_touching_each_other(
     draft_folder: Path,
 ) -> None:
-    asked = prompts(6, vocab=VOCAB)
+    given = prompts(6, vocab=VOCAB)
     mixed = [
         Request(
             str(i),
             tuple(p),
             EngineSamplingParams(max_new_tokens=20, temperature=float(i % 2), seed=i),
         )
-        for i, p in enumerate(asked)
+        for i, p in enumerate(given)
     ]
     together = run_all(tiny_engine(draft_folder=draft_folder), mixed)
     for request in mixed:
@@ -197,14 +197,14 @@ def test_greedy_and_sampling_requests_share_steps_without_touching_each_other(
 
 @pytest.mark.parametrize("position", range(12))
 def test_an_end_of_sequence_in_mid_block_ends_there(position: int, draft_folder: Path) -> None:
-    asked, expected = _expected("llama", 1, has_eos=False)
+    given, expected = _expected("llama", 1, has_eos=False)
     first_seen = expected[0].index(expected[0][position])
     stop = EngineSamplingParams(
         max_new_tokens=NEW_TOKENS, stop_token_ids=frozenset({expected[0][position]})
     )
     built = tiny_engine(target=tiny_target(has_eos=False), draft_folder=draft_folder)
-    with oracle([asked[0] + expected[0]], good=4, vocab=VOCAB):
-        ids, finish = run_all(built, [Request("a", tuple(asked[0]), stop)])["a"]
+    with oracle([given[0] + expected[0]], good=4, vocab=VOCAB):
+        ids, finish = run_all(built, [Request("a", tuple(given[0]), stop)])["a"]
     assert ids == expected[0][: first_seen + 1]
     assert finish.reason is FinishReason.STOP
     assert finish.num_output_tokens == first_seen + 1
@@ -224,12 +224,12 @@ def test_the_context_limit_is_reached_and_never_passed(draft_folder: Path) -> No
 
 
 def test_switching_the_context_writer_between_steps_changes_nothing(draft_folder: Path) -> None:
-    asked = prompts(3, vocab=VOCAB)
-    calm = run_all(tiny_engine(draft_folder=draft_folder), greedy_requests(asked, 30))
+    given = prompts(3, vocab=VOCAB)
+    calm = run_all(tiny_engine(draft_folder=draft_folder), greedy_requests(given, 30))
     built = tiny_engine(draft_folder=draft_folder)
     ids: dict[str, list[int]] = {}
     with torch.inference_mode():
-        for request in greedy_requests(asked, 30):
+        for request in greedy_requests(given, 30):
             built.engine.add(request)
         while not built.engine.is_idle:
             path = built.engine.context_kv_status().path
@@ -250,7 +250,7 @@ COSTS = StepCosts(
 
 @pytest.mark.parametrize("good", [None, 0, 2, 4])
 def test_drafts_by_load_leave_greedy_text_as_it_is(good: int | None, draft_folder: Path) -> None:
-    asked, expected = _expected("llama", 8, has_eos=False)
+    given, expected = _expected("llama", 8, has_eos=False)
     built = tiny_engine(
         target=tiny_target(has_eos=False),
         draft_folder=draft_folder,
@@ -258,7 +258,7 @@ def test_drafts_by_load_leave_greedy_text_as_it_is(good: int | None, draft_folde
         max_running_requests=8,
         prefill_chunk_tokens=7,  # so the load comes and goes
     )
-    assert _greedy_texts(built, asked, expected, good) == expected
+    assert _greedy_texts(built, given, expected, good) == expected
     seen = built.engine.snapshot()
     assert seen.num_draft_tokens > 0
     assert seen.num_withheld_draft_tokens > 0
@@ -273,7 +273,7 @@ def test_drafts_by_load_leave_greedy_text_as_it_is(good: int | None, draft_folde
 def test_any_number_of_drafts_leaves_greedy_text_as_it_is(
     settings: dict[str, object], seed: int, draft_folder: Path
 ) -> None:
-    asked, expected = _expected("llama", 8)
+    given, expected = _expected("llama", 8)
     numbers = random.Random(seed)
 
     def anything(self: DraftBudgetByLoad, load: StepLoad) -> list[int]:
@@ -282,19 +282,19 @@ def test_any_number_of_drafts_leaves_greedy_text_as_it_is(
     built = tiny_engine(draft_folder=draft_folder, costs=COSTS, **settings)
     good = None if "confidence_threshold" in settings else 2  # an oracle has no confidences
     with patch.object(DraftBudgetByLoad, "allot", anything):
-        assert _greedy_texts(built, asked, expected, good) == expected
+        assert _greedy_texts(built, given, expected, good) == expected
 
 
 def test_a_seeded_request_is_the_same_whatever_load_does_to_the_others(draft_folder: Path) -> None:
-    asked = prompts(8, vocab=VOCAB)
+    given = prompts(8, vocab=VOCAB)
     seeded = [
         Request(str(i), tuple(p), EngineSamplingParams(max_new_tokens=20, temperature=0.9, seed=i))
-        for i, p in enumerate(asked)
+        for i, p in enumerate(given)
         if i % 4 == 0
     ]
     others = [
         Request(str(i), tuple(p), EngineSamplingParams(max_new_tokens=20, temperature=float(i % 2)))
-        for i, p in enumerate(asked)
+        for i, p in enumerate(given)
         if i % 4
     ]
     alone = {}
@@ -308,7 +308,7 @@ def test_a_seeded_request_is_the_same_whatever_load_does_to_the_others(draft_fol
         assert together[name][1].speculation == finish.speculation
 
 
-def _blocks(built: Built, asked: list[list[int]]) -> dict[int, list[int]]:
+def _blocks(built: Built, given: list[list[int]]) -> dict[int, list[int]]:
     """Draft tokens of every draft pass for one sequence, by its anchor's position."""
     blocks: dict[int, list[int]] = {}
     propose = DSparkProposer.propose
@@ -319,13 +319,13 @@ def _blocks(built: Built, asked: list[list[int]]) -> dict[int, list[int]]:
         return block
 
     with patch.object(DSparkProposer, "propose", watched):
-        run_all(built, greedy_requests(asked, 30))
+        run_all(built, greedy_requests(given, 30))
     return blocks
 
 
 def test_drafts_begin_late_as_if_they_had_never_been_away(draft_folder: Path) -> None:
     """A step without drafts runs no draft pass, and writes the context all the same."""
-    asked = prompts(1, vocab=VOCAB, low=20, high=21)
+    given = prompts(1, vocab=VOCAB, low=20, high=21)
     steps = itertools.count()
 
     def late(self: DraftBudgetByLoad, load: StepLoad) -> list[int]:
@@ -334,10 +334,10 @@ def test_drafts_begin_late_as_if_they_had_never_been_away(draft_folder: Path) ->
     with patch.object(DraftBudgetByLoad, "allot", late):
         by_load = _blocks(
             tiny_engine(target=tiny_target(has_eos=False), draft_folder=draft_folder, costs=COSTS),
-            asked,
+            given,
         )
     always = _blocks(
-        tiny_engine(target=tiny_target(has_eos=False), draft_folder=draft_folder), asked
+        tiny_engine(target=tiny_target(has_eos=False), draft_folder=draft_folder), given
     )
     assert min(by_load) == 20 + 6
     both = by_load.keys() & always.keys()

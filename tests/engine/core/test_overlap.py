@@ -1,4 +1,4 @@
-"""Where a device computes by itself, the host has its other work done while it does."""
+"""Events are delivered while an asynchronous device computes."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,32 +22,32 @@ from tests.support.engine.tiny_models import tiny_engine, write_tiny_draft
 def run(
     device: FakeDevice, requests: dict[str, int], *, delivers_after_launch: bool
 ) -> dict[str, list[Any]]:
-    """What each caller is told: tokens, or the error that ends its stream."""
-    tell = EventDispatcher.tell
+    """Return what each caller receives: tokens, or the error that ends its stream."""
+    flush = EventDispatcher.flush
 
     def noted(self: EventDispatcher) -> None:
-        for _, item in self._untold:
+        for _, item in self._pending:
             if isinstance(item, TokenEvent):
-                device.log.append(f"tell {item.request_id}{item.token_ids[0]}")
-        tell(self)
+                device.log.append(f"deliver {item.request_id}{item.token_ids[0]}")
+        flush(self)
 
-    async def ask(worker: EngineWorker, name: str, count: int) -> list[Any]:
-        told: list[Any] = []
+    async def generate(worker: EngineWorker, name: str, count: int) -> list[Any]:
+        received: list[Any] = []
         try:
             request = Request(name, (1,), EngineSamplingParams(max_new_tokens=count))
-            await worker.generate(request, lambda event: told.append(event.token_ids[0]))
+            await worker.generate(request, lambda event: received.append(event.token_ids[0]))
         except EngineDead as error:
-            told.append(type(error))
-        return told
+            received.append(type(error))
+        return received
 
     async def scenario() -> list[list[Any]]:
         worker = EngineWorker(device, delivers_after_launch=delivers_after_launch)  # type: ignore[arg-type]
         try:
-            return await asyncio.gather(*(ask(worker, *each) for each in requests.items()))
+            return await asyncio.gather(*(generate(worker, *each) for each in requests.items()))
         finally:
             worker.close()
 
-    with patch.object(EventDispatcher, "tell", noted):
+    with patch.object(EventDispatcher, "flush", noted):
         return dict(zip(requests, asyncio.run(scenario()), strict=True))
 
 
@@ -56,27 +56,27 @@ def test_events_go_out_while_the_device_is_at_the_next_pass() -> None:
     assert run(device, {"a": 3}, delivers_after_launch=True) == {"a": [1, 2, 3]}
     assert device.log == [
         *("launch 1", "wait 1"),
-        *("launch 2", "tell a1", "wait 2"),
-        *("launch 3", "tell a2", "wait 3"),
-        "tell a3",  # nothing follows that it could be told beside
+        *("launch 2", "deliver a1", "wait 2"),
+        *("launch 3", "deliver a2", "wait 3"),
+        "deliver a3",  # no step follows
     ]
 
 
 def test_where_a_pass_is_the_hosts_own_work_events_go_out_at_once() -> None:
     device = FakeDevice()
     assert run(device, {"a": 2}, delivers_after_launch=False) == {"a": [1, 2]}
-    assert device.log == ["launch 1", "wait 1", "tell a1", "launch 2", "wait 2", "tell a2"]
+    assert device.log == ["launch 1", "wait 1", "deliver a1", "launch 2", "wait 2", "deliver a2"]
 
 
 @pytest.mark.parametrize("delivers_after_launch", [False, True])
-def test_everybody_is_told_everything_in_order(delivers_after_launch: bool) -> None:
+def test_every_caller_receives_all_its_events_in_order(delivers_after_launch: bool) -> None:
     requests = {"a": 1, "b": 5, "c": 2}
-    told = run(FakeDevice(), requests, delivers_after_launch=delivers_after_launch)
-    assert told == {name: list(range(1, count + 1)) for name, count in requests.items()}
+    received = run(FakeDevice(), requests, delivers_after_launch=delivers_after_launch)
+    assert received == {name: list(range(1, count + 1)) for name, count in requests.items()}
 
 
 @pytest.mark.parametrize("delivers_after_launch", [False, True])
-def test_what_happened_before_the_engine_died_is_told_before_the_death(
+def test_events_before_the_engines_death_are_delivered_before_it(
     delivers_after_launch: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = FakeDevice()
@@ -87,7 +87,7 @@ def test_what_happened_before_the_engine_died_is_told_before_the_death(
     assert "the device is gone" in caplog.text
 
 
-def test_the_last_word_is_not_kept_when_everybody_else_leaves() -> None:
+def test_the_last_event_is_delivered_when_all_other_requests_leave() -> None:
     """One request ends in a step after which the only other one is abandoned."""
 
     async def scenario() -> None:
@@ -98,29 +98,29 @@ def test_the_last_word_is_not_kept_when_everybody_else_leaves() -> None:
             request = Request("other", (1,), EngineSamplingParams(max_new_tokens=10**9))
             other = asyncio.create_task(worker.generate(request, others.put_nowait))
             await others.get()
-            told: list[TokenEvent] = []
+            received: list[TokenEvent] = []
 
-            def hear(event: TokenEvent) -> None:
-                told.append(event)
+            def on_event(event: TokenEvent) -> None:
+                received.append(event)
                 other.cancel()
 
             await worker.generate(
-                Request("mine", (1,), EngineSamplingParams(max_new_tokens=3)), hear
+                Request("mine", (1,), EngineSamplingParams(max_new_tokens=3)), on_event
             )
-            assert [event.token_ids for event in told] == [(1,), (2,), (3,)]
+            assert [event.token_ids for event in received] == [(1,), (2,), (3,)]
         finally:
             worker.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-def test_whole_answers_that_end_together_let_other_work_in_between() -> None:
+def test_between_whole_answers_that_end_together_the_loop_runs_other_callbacks() -> None:
     async def scenario() -> list[str]:
         log: list[str] = []
         loop = asyncio.get_running_loop()
-        telling = EventDispatcher()
+        dispatcher = EventDispatcher()
 
-        async def ask(name: str) -> None:
+        async def generate(name: str) -> None:
             events: list[TokenEvent] = []
             listener = Listener(events.append, in_parts=False)
             listeners[name] = listener
@@ -129,20 +129,20 @@ def test_whole_answers_that_end_together_let_other_work_in_between() -> None:
             loop.call_soon(log.append, "other")
 
         listeners: dict[str, Listener] = {}
-        asking = [asyncio.create_task(ask(name)) for name in "ab"]
+        tasks = [asyncio.create_task(generate(name)) for name in "ab"]
         await asyncio.sleep(0)
         for token_id, finish in ((1, None), (2, ENDED)):
             for name, listener in listeners.items():
-                telling.add(listener, TokenEvent(name, (token_id,), finish))
-        telling.tell()
-        await asyncio.gather(*asking)
+                dispatcher.add(listener, TokenEvent(name, (token_id,), finish))
+        dispatcher.flush()
+        await asyncio.gather(*tasks)
         return log
 
     assert asyncio.run(scenario())[:5] == ["a1", "a2", "other", "b1", "b2"]
 
 
 class Everything:
-    """A row mask that allows every token."""
+    """A token mask that allows every token."""
 
     def fill(self, draft_ids: Any, words: Any) -> None:
         words[:] = EVERYTHING
@@ -182,11 +182,11 @@ def test_other_work_is_done_when_all_is_launched_and_the_host_would_wait(
         patch.object(verifier, "download", noted("wait", download)),
     ):
         mask = Everything() if is_masked else None
-        asked = EngineSamplingParams(max_new_tokens=6, **params)
-        built.engine.add(Request("a", (5, 9, 3), asked, token_mask=mask))
+        sampling = EngineSamplingParams(max_new_tokens=6, **params)
+        built.engine.add(Request("a", (5, 9, 3), sampling, token_mask=mask))
         while not built.engine.is_idle:
             built.engine.step(meanwhile=lambda: log.append("meanwhile"))
         built.engine.step(meanwhile=lambda: log.append("nothing to compute"))
-    assert log[:2] == ["launch", "meanwhile"], "a chunk of a prompt says nothing"
+    assert log[:2] == ["launch", "meanwhile"], "a prompt chunk commits no token"
     assert log[2:6] == expected
     assert log[2:] == expected * (len(log[2:]) // 4)

@@ -83,10 +83,10 @@ def requests(lengths: tuple[int, ...] = PROMPTS) -> list[Request]:
     ]
 
 
-def texts(asked: list[Request]) -> list[list[int]]:
-    """What the target says alone, a little further than is asked for."""
+def texts(given: list[Request]) -> list[list[int]]:
+    """Return what the target generates alone, a few tokens beyond the limit."""
     target = tiny_target(has_eos=False)
-    return [[*r.prompt_ids, *generate_alone(target, r.prompt_ids, 20)] for r in asked]
+    return [[*r.prompt_ids, *generate_alone(target, r.prompt_ids, 20)] for r in given]
 
 
 def steady(steps: list[Work]) -> list[Work]:
@@ -99,9 +99,9 @@ def steady(steps: list[Work]) -> list[Work]:
 def test_prompts_are_computed_once_and_rounds_compute_a_window_each(
     make: Make, native: str
 ) -> None:
-    asked = requests()
-    with oracle(texts(asked), good=0, vocab=VOCAB):  # nothing stands: a token a round
-        steps = run_counting(make(native=native), asked)
+    given = requests()
+    with oracle(texts(given), good=0, vocab=VOCAB):  # no draft is accepted: one token per round
+        steps = run_counting(make(native=native), given)
     assert all(len(step.passes) == 1 for step in steps)  # one pass of the target a step
     # 69 prompt tokens, each of them once: two chunks of 32, of which the second ends two prompts
     # (a logit row each), and the third prompt's last 5 tokens beside the others' first rounds.
@@ -127,9 +127,9 @@ def test_all_drafts_of_a_step_are_made_in_one_pass(make: Make, native: str) -> N
 def test_context_is_written_in_one_call_for_exactly_the_rows_that_stand(
     make: Make, good: int, stood: int
 ) -> None:
-    asked = requests()
-    with oracle(texts(asked), good=good, vocab=VOCAB):
-        steps = run_counting(make(native="auto"), asked)
+    given = requests()
+    with oracle(texts(given), good=good, vocab=VOCAB):
+        steps = run_counting(make(native="auto"), given)
     # The prompt's chunks, row for row.
     assert [step.writes for step in steps[:2]] == [[32], [32]]
     assert steady(steps)
@@ -216,9 +216,9 @@ def test_a_gather_of_one_layer_would_be_seen(make: Make) -> None:
 
 
 def test_the_reference_attention_gathers_every_layer_once(make: Make) -> None:
-    asked = requests()
-    with oracle(texts(asked), good=0, vocab=VOCAB):
-        steps = run_counting(make(native="off", speculates=False), asked)
+    given = requests()
+    with oracle(texts(given), good=0, vocab=VOCAB):
+        steps = run_counting(make(native="off", speculates=False), given)
     # Keys and values of a layer, of all sequences, padded to the longest: 40 prompt tokens, the
     # first output token (a step earlier than the third sequence's) and one for each step since.
     per_token = FLOAT * LAYERS * 2 * KV_HEADS * TARGET_DIM
@@ -251,9 +251,9 @@ def test_a_round_makes_no_more_tensors_than_it_did(make: Make, native: str) -> N
 
 def test_a_cached_prefix_is_not_computed_again(make: Make) -> None:
     built = make(native="auto")
-    (asked, *_) = requests()
-    first = run_counting(built, [asked])
-    again = run_counting(built, [asked])
+    (given, *_) = requests()
+    first = run_counting(built, [given])
+    again = run_counting(built, [given])
     assert [step.passes[0][0] for step in first[:2]] == [32, 8]
     # Nine of its ten pages are shared; the last one is computed, for its logits are needed.
     assert again[0].passes == [(4, 1)]

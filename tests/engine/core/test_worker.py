@@ -1,4 +1,4 @@
-"""One thread owns the engine: callers come, leave, cancel; death is told to everyone."""
+"""One thread owns the engine: requests are added and cancelled; its death ends them all."""
 
 import asyncio
 import dataclasses
@@ -83,9 +83,9 @@ def test_requests_of_many_callers_run_together(
         async with running_worker(
             draft_folder, delivers_after_launch=delivers_after_launch
         ) as worker:
-            asked = [greedy_request(str(i), seed=i) for i in range(8)]
-            together = await asyncio.gather(*(collect_events(worker, r) for r in asked))
-            for request, events in zip(asked, together, strict=True):
+            requests = [greedy_request(str(i), seed=i) for i in range(8)]
+            together = await asyncio.gather(*(collect_events(worker, r) for r in requests))
+            for request, events in zip(requests, together, strict=True):
                 again = await collect_events(worker, request)
                 assert [t for e in events for t in e.token_ids] == [
                     t for e in again for t in e.token_ids
@@ -134,25 +134,25 @@ def test_leaving_in_the_middle_gives_the_pages_back(draft_folder: Path, in_parts
             with pytest.raises(asyncio.CancelledError):
                 await task
             await baseline(worker)
-            told = len(events)
+            received = len(events)
             await collect_events(worker, greedy_request("b"))
-            assert len(events) == told  # nothing is heard after leaving
+            assert len(events) == received  # nothing is heard after leaving
 
     asyncio.run(scenario())
 
 
-def test_what_a_listener_raises_ends_its_request_and_no_other(draft_folder: Path) -> None:
+def test_an_exception_of_a_callback_ends_its_request_and_no_other(draft_folder: Path) -> None:
     async def scenario() -> None:
         async with running_worker(draft_folder) as worker:
 
-            def hear(event: TokenEvent) -> None:
+            def on_event(event: TokenEvent) -> None:
                 raise ZeroDivisionError
 
             other = asyncio.create_task(
                 collect_events(worker, greedy_request("other", max_new_tokens=40))
             )
             with pytest.raises(ZeroDivisionError):
-                await worker.generate(greedy_request(max_new_tokens=100), hear)
+                await worker.generate(greedy_request(max_new_tokens=100), on_event)
             assert sum(len(e.token_ids) for e in await other) == 40
             await baseline(worker)
 
@@ -160,24 +160,24 @@ def test_what_a_listener_raises_ends_its_request_and_no_other(draft_folder: Path
 
 
 @pytest.mark.parametrize("delivers_after_launch", [False, True])
-def test_a_loop_is_woken_once_a_step_however_many_listen(
+def test_a_loop_is_woken_once_per_step_for_all_its_requests(
     draft_folder: Path, delivers_after_launch: bool
 ) -> None:
     async def scenario() -> None:
         async with running_worker(
             draft_folder, delivers_after_launch=delivers_after_launch
         ) as worker:
-            asked = [greedy_request(str(i), max_new_tokens=40, seed=i) for i in range(6)]
+            requests = [greedy_request(str(i), max_new_tokens=40, seed=i) for i in range(6)]
             with counted_wakes() as wakes:
-                told = await asyncio.gather(*(collect_events(worker, r) for r in asked))
+                received = await asyncio.gather(*(collect_events(worker, r) for r in requests))
             steps = (await worker.snapshot()).num_steps
-            assert len(wakes) <= steps + len(asked)  # and one for each admission
-            assert sum(map(len, told)) > 2 * steps
+            assert len(wakes) <= steps + len(requests)  # and one for each admission
+            assert sum(map(len, received)) > 2 * steps
 
     asyncio.run(scenario())
 
 
-def test_whoever_waits_for_a_whole_answer_is_woken_once(draft_folder: Path) -> None:
+def test_a_whole_answer_wakes_its_loop_once(draft_folder: Path) -> None:
     async def scenario() -> None:
         async with running_worker(draft_folder) as worker:
             expected = await collect_events(worker, greedy_request(max_new_tokens=100))
@@ -193,7 +193,7 @@ def test_whoever_waits_for_a_whole_answer_is_woken_once(draft_folder: Path) -> N
 
 
 @pytest.mark.parametrize("delivers_after_launch", [False, True])
-def test_a_cancelled_caller_is_forgotten_even_before_its_first_token(
+def test_cancelling_before_the_first_token_ends_the_request(
     draft_folder: Path, delivers_after_launch: bool
 ) -> None:
     async def scenario() -> None:
@@ -301,7 +301,7 @@ def test_a_request_that_raises_at_admission_fails_alone(draft_folder: Path) -> N
     asyncio.run(scenario())
 
 
-def test_when_the_loop_dies_nobody_is_left_waiting(
+def test_when_the_loop_stops_no_caller_is_left_waiting(
     draft_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -325,7 +325,7 @@ def test_when_the_loop_dies_nobody_is_left_waiting(
             for call in calls:
                 with pytest.raises(EngineDead):
                     await asyncio.wait_for(call(), 10)
-            await worker.snapshot()  # still tells how it was
+            await worker.snapshot()  # the last state
 
     asyncio.run(scenario())
     assert "the step loop stopped" in caplog.text
@@ -344,7 +344,7 @@ class ClosedOnTheWay:
         self._inbox.put(call)
 
 
-def test_who_comes_while_the_engine_is_closed_is_not_left_waiting(draft_folder: Path) -> None:
+def test_a_request_during_close_is_refused(draft_folder: Path) -> None:
     async def scenario() -> None:
         async with running_worker(draft_folder) as worker:
             worker._inbox = ClosedOnTheWay(worker)  # type: ignore[assignment]
@@ -355,7 +355,7 @@ def test_who_comes_while_the_engine_is_closed_is_not_left_waiting(draft_folder: 
     asyncio.run(scenario())
 
 
-def test_who_waits_in_front_of_a_dead_engine_that_is_closed_is_refused(
+def test_calls_that_wait_while_a_dead_engine_is_closed_are_refused(
     draft_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -391,9 +391,9 @@ def test_a_snapshot_does_not_wait_for_a_hanging_step(
             monkeypatch.setattr(worker._engine, "step", hang)
             task = asyncio.create_task(collect_events(worker, greedy_request(max_new_tokens=1)))
             await asyncio.sleep(0.4)
-            asked_at = time.monotonic()
+            called_at = time.monotonic()
             now = await worker.snapshot()
-            assert time.monotonic() - asked_at < 0.1
+            assert time.monotonic() - called_at < 0.1
             assert now.seconds_since_progress > 0.2
             await task
 
@@ -401,7 +401,7 @@ def test_a_snapshot_does_not_wait_for_a_hanging_step(
 
 
 @pytest.mark.parametrize("delivers_after_launch", [False, True])
-def test_draining_refuses_newcomers_and_lets_the_others_finish(
+def test_draining_refuses_new_requests_and_lets_others_finish(
     draft_folder: Path, delivers_after_launch: bool
 ) -> None:
     async def scenario() -> None:
@@ -458,7 +458,7 @@ def test_draining_does_not_wait_for_a_hanging_step(
                 may_go_on.set()
             await task
 
-    monkeypatch.setattr("engine.core.worker._ANSWER_S", 0.05)
+    monkeypatch.setattr("engine.core.worker._STEP_S", 0.05)
     asyncio.run(scenario())
 
 
@@ -472,7 +472,7 @@ def test_draining_an_engine_that_dies_is_over(
             def die_late(**given: Any) -> list[TokenEvent]:
                 time.sleep(0.05)
                 if worker._is_draining:
-                    time.sleep(0.1)  # drain asks meanwhile
+                    time.sleep(0.1)  # drain polls meanwhile
                     raise RuntimeError("out of luck")
                 return step(**given)
 
@@ -496,8 +496,8 @@ def test_the_context_writer_is_switched_while_requests_run(draft_folder: Path) -
             )
             assert (await worker.set_context_kv("off")).path == "per_layer"
             assert (await worker.set_context_kv("on")).path == "stacked"
-            told = [t for e in await task for t in e.token_ids]
-            assert told == [t for e in expected for t in e.token_ids]
+            received = [t for e in await task for t in e.token_ids]
+            assert received == [t for e in expected for t in e.token_ids]
 
     asyncio.run(scenario())
 

@@ -40,9 +40,9 @@ LIMITS = RequestLimits(max_len=100, vocab_size=50)
 def test_what_cannot_be_served_is_refused_by_name(
     prompt_len: int, params: dict[str, object], param: str, message: str
 ) -> None:
-    asked = EngineSamplingParams(**{"max_new_tokens": 8, **params})  # type: ignore[arg-type]
+    given = EngineSamplingParams(**{"max_new_tokens": 8, **params})  # type: ignore[arg-type]
     with pytest.raises(RequestRejected, match=message) as refused:
-        check_request(Request("a", (1,) * prompt_len, asked), LIMITS)
+        check_request(Request("a", (1,) * prompt_len, given), LIMITS)
     assert refused.value.param == param
 
 

@@ -1,4 +1,4 @@
-"""What the scheduler promises, told on integers."""
+"""The scheduler's promises, on integers."""
 
 import dataclasses
 from unittest.mock import patch
@@ -53,7 +53,7 @@ def test_chunks_and_rounds_share_a_step() -> None:
     assert kinds == [("old", True), ("new", False)]
 
 
-def test_the_pool_is_true_for_all_but_the_anchor_after_every_step() -> None:
+def test_after_every_step_all_tokens_but_the_anchor_have_valid_keys_and_values() -> None:
     harness = Harness(accept=lambda scheduled: scheduled.num_drafts // 2)
     harness.scheduler.add(request("a", prompt_len=4, max_new_tokens=40))
     harness.step()
@@ -97,15 +97,15 @@ def test_a_stop_string_found_by_the_scanner_ends_the_request() -> None:
             return "stop!" if token_id == 105 else None
 
     harness = Harness()
-    asked = request("a", prompt_len=3, max_new_tokens=30)
-    harness.scheduler.add(type(asked)("a", asked.prompt_ids, asked.params, Scanner()))
+    one = request("a", prompt_len=3, max_new_tokens=30)
+    harness.scheduler.add(type(one)("a", one.prompt_ids, one.params, Scanner()))
     harness.run()
     finish = harness.finish_of("a").finish
     assert finish is not None
     assert (harness.output("a"), finish.matched) == ([103, 104, 105], "stop!")
 
 
-def test_when_pages_run_out_the_youngest_gives_its_own_and_every_text_stays_the_same() -> None:
+def test_when_pages_run_out_the_youngest_is_preempted_and_every_output_stays_the_same() -> None:
     calm = Harness(num_pages=200, max_running=6)
     tight = Harness(num_pages=16, max_running=6)
     for harness in (calm, tight):
@@ -119,7 +119,7 @@ def test_when_pages_run_out_the_youngest_gives_its_own_and_every_text_stays_the_
     assert tight.pages.num_used == 0
 
 
-def test_the_oldest_request_moves_in_every_step_however_tight_memory_is() -> None:
+def test_the_oldest_request_progresses_in_every_step_even_with_few_pages() -> None:
     harness = Harness(num_pages=13, max_running=6)
     for i in range(6):
         harness.scheduler.add(request(f"r{i}", prompt_len=4, max_new_tokens=30))
@@ -175,7 +175,7 @@ def test_an_abort_frees_pages_at_once_wherever_the_request_is() -> None:
     assert harness.scheduler.abort("running") is None
 
 
-def test_a_prefix_hit_spares_prompt_tokens_and_never_the_last_one() -> None:
+def test_a_prefix_hit_covers_prompt_tokens_but_never_the_last_one() -> None:
     harness = Harness(prefix_cache=True, chunk=64)
     harness.scheduler.add(request("first", prompt_len=12, max_new_tokens=2))
     harness.run()
@@ -268,7 +268,7 @@ def test_a_sequence_that_resumes_from_the_prefix_cache_keeps_to_the_draft_budget
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_whatever_arrives_and_leaves_everyone_ends_once_and_no_page_leaks(
+def test_in_any_order_of_arrivals_and_aborts_each_request_ends_once_and_no_page_leaks(
     data: st.DataObject,
 ) -> None:
     def draw(low: int, high: int) -> int:
@@ -289,12 +289,12 @@ def test_whatever_arrives_and_leaves_everyone_ends_once_and_no_page_leaks(
     added, aborted = [], set()
     for i in range(draw(1, 8)):
         prompt_len = draw(1, max(1, min(10, room // 2)))
-        asked = request(f"r{i}", prompt_len=prompt_len, max_new_tokens=draw(1, 12))
+        one = request(f"r{i}", prompt_len=prompt_len, max_new_tokens=draw(1, 12))
         try:
-            harness.scheduler.add(asked)
+            harness.scheduler.add(one)
         except RequestRejected:
             continue
-        added.append(asked)
+        added.append(one)
         for _ in range(draw(0, 3)):
             if not harness.scheduler.is_idle:
                 harness.step()
@@ -304,13 +304,13 @@ def test_whatever_arrives_and_leaves_everyone_ends_once_and_no_page_leaks(
 
     assert harness.pages.num_used == 0
     assert harness.pages.num_available == harness.num_pages
-    for asked in added:
-        if asked.request_id in aborted:
+    for one in added:
+        if one.request_id in aborted:
             continue
-        first = len(asked.prompt_ids)
-        expected = [100 + first + i for i in range(asked.params.max_new_tokens)]
-        assert harness.output(asked.request_id) == expected
-        harness.finish_of(asked.request_id)  # exactly one
+        first = len(one.prompt_ids)
+        expected = [100 + first + i for i in range(one.params.max_new_tokens)]
+        assert harness.output(one.request_id) == expected
+        harness.finish_of(one.request_id)  # exactly one
 
 
 def test_a_request_is_queued_until_it_first_runs() -> None:

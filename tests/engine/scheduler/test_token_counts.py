@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.scheduler.token_counts import TokenCounts
 
 
-def told(history: TokenCounts, token_ids: Sequence[int]) -> dict[int, int]:
+def counts_of(history: TokenCounts, token_ids: Sequence[int]) -> dict[int, int]:
     ids, counts = history.follow(token_ids)
     assert len(set(ids.tolist())) == len(ids)
     return dict(zip(ids.tolist(), counts.tolist(), strict=True))
@@ -28,9 +28,9 @@ def test_at_any_length_it_has_every_token_and_its_number_in_the_output(
     history, length = TokenCounts(num_prompt=num_prompt), 0
     for step in steps:
         length = min(len(text), length + step)
-        said = Counter(text[num_prompt:length])
-        expected = {token_id: said[token_id] for token_id in text[:length]}
-        assert told(history, text[:length]) == expected
+        expected_counts = Counter(text[num_prompt:length])
+        expected = {token_id: expected_counts[token_id] for token_id in text[:length]}
+        assert counts_of(history, text[:length]) == expected
 
 
 class Once(list[int]):
@@ -48,10 +48,10 @@ class Once(list[int]):
 
 def test_what_was_counted_is_not_read_again() -> None:
     history, text = TokenCounts(num_prompt=2), Once(5, 7, 5)
-    assert told(history, text) == {5: 1, 7: 0}
+    assert counts_of(history, text) == {5: 1, 7: 0}
     text += [7, 7, 9]
-    assert told(history, text) == {5: 1, 7: 2, 9: 1}
-    assert told(history, text) == {5: 1, 7: 2, 9: 1}
+    assert counts_of(history, text) == {5: 1, 7: 2, 9: 1}
+    assert counts_of(history, text) == {5: 1, 7: 2, 9: 1}
 
 
 def test_a_text_never_becomes_shorter() -> None:

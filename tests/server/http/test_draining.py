@@ -26,10 +26,10 @@ class DrainingEngine(FakeEngine):
     def go_on(self) -> None:
         self._steps_before_pause = None
 
-    async def generate(self, request: Request, hear: Callable[[TokenEvent], None]) -> None:
+    async def generate(self, request: Request, on_event: Callable[[TokenEvent], None]) -> None:
         if self.is_draining:
             raise EngineDraining("the server is shutting down and takes no new requests")
-        await super().generate(request, hear)
+        await super().generate(request, on_event)
 
     async def drain(self, timeout_s: float) -> bool:
         self.is_draining = True

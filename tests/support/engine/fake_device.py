@@ -21,9 +21,9 @@ ENDED = Finish(
 
 
 class FakeDevice:
-    """An engine on a device of its own, which writes down what happens when.
+    """An engine core on an asynchronous device; logs launches and waits.
 
-    A request of N tokens takes N steps; each says one token, numbered from 1.
+    A request of N tokens takes N steps; each commits one token, numbered from 1.
     """
 
     info: Any = None
@@ -32,7 +32,7 @@ class FakeDevice:
         self.log: list[str] = []
         self.breaks_in_step = 0
         self._left: dict[str, int] = {}
-        self._said: dict[str, int] = {}
+        self._committed: dict[str, int] = {}
         self._numbers = itertools.count(1)
 
     @property
@@ -41,7 +41,7 @@ class FakeDevice:
 
     def add(self, request: Request) -> None:
         self._left[request.request_id] = request.params.max_new_tokens
-        self._said[request.request_id] = 0
+        self._committed[request.request_id] = 0
 
     def abort(self, request_id: str) -> Finish | None:
         return ENDED if self._left.pop(request_id, None) is not None else None
@@ -53,7 +53,7 @@ class FakeDevice:
         return None
 
     def record_idle(self, seconds: float) -> None:
-        """Nobody asks for it."""
+        """Does nothing."""
 
     def step(self, meanwhile: Callable[[], None]) -> list[TokenEvent]:
         number = next(self._numbers)
@@ -65,9 +65,9 @@ class FakeDevice:
         events = []
         for name in list(self._left):
             self._left[name] -= 1
-            self._said[name] += 1
+            self._committed[name] += 1
             finish = ENDED if self._left[name] == 0 else None
             if finish is not None:
                 del self._left[name]
-            events.append(TokenEvent(name, (self._said[name],), finish))
+            events.append(TokenEvent(name, (self._committed[name],), finish))
         return events

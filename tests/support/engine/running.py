@@ -1,4 +1,4 @@
-"""Run a built engine to the end, and what the target says alone."""
+"""Runs built engines to the end; generates with the target alone."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -48,7 +48,7 @@ def run_all(
 
 @dataclass
 class Answered:
-    """All that an engine says and tells of one request."""
+    """Collects the events of one request."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -84,7 +84,7 @@ def run_told(
 
 
 def generate_alone(target: LoadedTarget, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
-    """What transformers' own greedy generate says."""
+    """Generate greedily with transformers."""
     return list(generate_reference(target, prompt, max_new_tokens=max_new_tokens))
 
 
@@ -97,7 +97,7 @@ def greedy_requests(all_prompts: Sequence[Sequence[int]], max_new_tokens: int) -
 
 @contextmanager
 def oracle(texts: Sequence[Sequence[int]], *, good: int, vocab: int) -> Iterator[None]:
-    """Drafts that are right about their first `good` tokens, whoever the sequence is.
+    """Draft `good` correct tokens and then wrong ones, for any sequence.
 
     texts are whole sequences, prompt and output. Only the guess is replaced: context is still
     written, so everything else of a step is real.

@@ -77,7 +77,7 @@ def _counting(built: Built, work: Work) -> Iterator[None]:
 
 @contextmanager
 def _calls(owner: Any, name: str, count: Callable[..., None]) -> Iterator[None]:
-    """Within the block every call of this method is told to `count` first, without its self."""
+    """Within the block, call `count` before each call of this method, without its self."""
     method = getattr(owner, name)
 
     def counted(self: Any, *args: Any, **options: Any) -> Any:

@@ -76,10 +76,10 @@ class FakeEngine:
     def is_healthy(self) -> bool:
         return self._death is None
 
-    async def generate(self, request: Request, hear: Callable[[TokenEvent], None]) -> None:
+    async def generate(self, request: Request, on_event: Callable[[TokenEvent], None]) -> None:
         async with aclosing(self._events(request)) as events:
             async for event in events:
-                hear(event)
+                on_event(event)
                 self.num_told += 1
 
     async def generate_whole(self, request: Request, events: list[TokenEvent]) -> None:
