@@ -192,7 +192,7 @@ class ContextKVStatus:
     mode: ContextKVMode
     path: Literal["stacked", "per_layer", "none"]
     reason: str | None
-    stacked_bytes: int  # extra memory of the stacked form
+    stacked_bytes: int  # always 0: the layers' parameters are views into the stacked tensors
 
 
 @dataclass(frozen=True, slots=True)

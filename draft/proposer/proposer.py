@@ -65,17 +65,9 @@ class Proposer(Protocol):
         """Return why the path is per_layer; None otherwise."""
         ...
 
-    @property
-    def stacked_bytes(self) -> int:
-        """Count the bytes that stacking adds to the layers' parameters."""
-        ...
-
 
 class DSparkProposer:
     """Runs a DSpark network over its context KV in the pool."""
-
-    # The layers' parameters are views into the stacked tensors: nothing is stored twice.
-    stacked_bytes = 0
 
     def __init__(
         self,
@@ -261,7 +253,6 @@ class NoDraft:
     tap_layers: tuple[int, ...] = ()
     context_kv_path: ContextKVPath = "none"
     context_kv_reason: str | None = None
-    stacked_bytes = 0
 
     def propose(self, request: BlockRequest) -> DraftBlock:
         empty = request.anchor_ids.new_empty((request.anchor_ids.shape[0], 0))

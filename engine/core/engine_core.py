@@ -318,7 +318,7 @@ class EngineCore:
             mode=self._mode,
             path=self._proposer.context_kv_path,
             reason=self._proposer.context_kv_reason,
-            stacked_bytes=self._proposer.stacked_bytes,
+            stacked_bytes=0,
         )
 
     def snapshot(self) -> EngineSnapshot:

@@ -129,10 +129,6 @@ class GraphedProposer:
     def context_kv_reason(self) -> str | None:
         return self._eager.context_kv_reason
 
-    @property
-    def stacked_bytes(self) -> int:
-        return self._eager.stacked_bytes
-
     def set_context_kv(self, mode: ContextKVMode) -> None:
         self._eager.set_context_kv(mode)
 
