@@ -1,4 +1,4 @@
-"""Settings of the HTTP service and of what it says about itself."""
+"""Defines the settings of the HTTP service and of its logs, traces and health checks."""
 
 from typing import Annotated, Literal
 
@@ -18,39 +18,39 @@ from server.settings.base import (
 class ServerSection(Section):
     """The HTTP service."""
 
-    host: Text = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 is every one.")
+    host: Text = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 is all addresses.")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="TCP port.")
     api_key: KeyRing | None = Field(
         None,
-        description="Key asked for on every route but /health, as a bearer token or x-api-key; a "
-        "list of keys opens with each of them.",
+        description="Key required on every route but /health, as a bearer token or x-api-key; of "
+        "a list of keys each one is valid.",
     )
     api_key_file: FileName | None = Field(
         None,
-        description="File that holds the keys, one per line, instead of api_key; lines that begin "
-        "with # are skipped.",
+        description="File with the keys, one per line, in place of api_key; lines that begin with "
+        "# are skipped.",
     )
     admin_api_key: KeyRing | None = Field(
         None,
-        description="Key asked for on the routes that steer the server, which api_key then no "
-        "longer opens; it opens every other route too.",
+        description="Key required on administrative routes, where api_key is then no longer "
+        "valid; it is valid on every other route too.",
     )
     admin_api_key_file: FileName | None = Field(
-        None, description="The same for admin keys, instead of admin_api_key."
+        None, description="File with admin keys, in place of admin_api_key."
     )
     cors_origins: TextList = Field(
         (),
         description="Origins whose pages may call the server from a browser, such as "
-        "https://chat.example.org; * is every one.",
+        "https://chat.example.org; * is all origins.",
     )
     ssl_certfile: FileName | None = Field(
-        None, description="Certificate (PEM, with its chain); the server then speaks HTTPS."
+        None, description="Certificate (PEM, with its chain) for HTTPS."
     )
     ssl_keyfile: FileName | None = Field(
-        None, description="Private key of ssl_certfile, unless that file holds it too."
+        None, description="Private key of ssl_certfile, unless that file contains it."
     )
     shutdown_timeout_s: Annotated[float, Field(ge=0)] = Field(
-        30.0, description="Seconds that running requests get to finish after SIGTERM."
+        30.0, description="Seconds for running requests to finish after SIGTERM."
     )
     exit_on_engine_death: bool = Field(
         True,
@@ -58,27 +58,27 @@ class ServerSection(Section):
         "survive, so that a supervisor restarts it; false keeps answering with status 503.",
     )
     keepalive_s: Annotated[float, Field(gt=0)] = Field(
-        15.0, description="Seconds of silence on a stream before a comment line keeps it open."
+        15.0, description="Seconds without output on a stream before a comment line is sent."
     )
     max_body_bytes: Annotated[int, Field(ge=1)] = Field(
         8 << 20, description="Largest request body, in bytes."
     )
     default_max_tokens: AutoOrCount = Field(
         "auto",
-        description="Output tokens of a request that names no limit; auto is what still "
-        "fits the context.",
+        description="Most output tokens of a request without a limit; auto is the rest of the "
+        "context.",
     )
     max_tokens_cap: AutoOrCount = Field(
-        "auto", description="Most output tokens that a request may ask for; auto is what fits."
+        "auto", description="Highest limit of a request; auto is the rest of the context."
     )
     grammar_timeout_s: Annotated[float, Field(gt=0)] = Field(
         3.0,
-        description="Seconds that a request's schema, regex or grammar may take to compile, in a "
-        "process of its own; one that takes longer is refused.",
+        description="Most seconds for compiling a request's schema, regex or grammar, in a "
+        "separate process; a longer compilation is refused.",
     )
     sampling_defaults: Literal["model", "neutral"] = Field(
         "model",
-        description="Sampling fields a request leaves out: model takes them from the "
+        description="Values of sampling fields that a request omits: model takes them from the "
         "target's generation_config.json, neutral is temperature 1 and no filter.",
     )
 
@@ -101,30 +101,31 @@ class ServerSection(Section):
 
 
 class ObservabilitySection(Section):
-    """What the server says about itself."""
+    """Logs, traces, profiles and health checks."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least important kind of line that is logged."
+        "info", description="Lowest level of logged lines."
     )
     log_requests: bool = Field(
         True,
-        description="Log a line for each request: ids, status, counts and times, never text.",
+        description="Log one line for each request: ids, status, counts and times, without text.",
     )
     otlp_endpoint: Text | None = Field(
         None,
-        description="OpenTelemetry collector that is sent a trace of each request, such as "
+        description="OpenTelemetry collector for a trace of each request, such as "
         "http://collector:4318/v1/traces. Needs the extra [otel].",
     )
     profile_dir: OutputFolder | None = Field(
         None,
-        description="Folder for what /start_profile and /stop_profile record; null refuses them.",
+        description="Folder for the traces of /start_profile and /stop_profile; null refuses them.",
     )
     ready_when_collapsed: bool = Field(
         True,
-        description="Whether /ready says yes while the draft's acceptance has collapsed, which "
-        "costs time but no correctness.",
+        description="Whether /ready succeeds while the draft's acceptance has collapsed. The "
+        "output stays correct, but slow.",
     )
     stall_seconds: Annotated[float, Field(gt=0)] = Field(
         60.0,
-        description="Seconds without progress, with requests at hand, after which /ready says no.",
+        description="Seconds without progress on waiting or running requests after which /ready "
+        "fails.",
     )
