@@ -1,7 +1,6 @@
-"""`dspark COMMAND ...`: picks the command, and tells every foreseen failure in a line of its own.
+"""Runs `dspark COMMAND ...` and reports every expected failure in one line.
 
-Exit codes: 0 all went well, 1 it could not be done, 2 it was asked for in a way that cannot be
-served, 130 interrupted, 143 terminated.
+Exit codes: 0 success, 1 failure, 2 wrong command line or settings, 130 interrupted, 143 terminated.
 """
 
 import argparse
@@ -27,7 +26,7 @@ _TERMINATED = 128 + signal.SIGTERM
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line (that of the process by default); its exit code."""
+    """Run one command line, by default that of the process, and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     limit_spinning()
     try:
@@ -48,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def find_command(words: Sequence[str]) -> Command:
-    """The command that a line begins with: `bench serve` before `bench`. Raises SettingsError."""
+    """Find the command of a line: `bench serve` before `bench`. Raises SettingsError."""
     for count in (2, 1):
         name = " ".join(words[:count])
         found = next((command for command in COMMANDS if command.name == name), None)
@@ -61,7 +60,7 @@ def find_command(words: Sequence[str]) -> Command:
 
 
 def command_parser(command: Command) -> Parser:
-    """The parser of one command, with its help."""
+    """Build the parser of one command, with its help."""
     module = command.load()
     parser = Parser(prog=f"dspark {command.name}", usage=module.USAGE, description=module.__doc__)
     module.add_arguments(parser)
@@ -69,7 +68,7 @@ def command_parser(command: Command) -> Parser:
 
 
 def overview() -> str:
-    """What `dspark --help` prints."""
+    """Write what `dspark --help` prints."""
     width = max(len(command.name) for command in COMMANDS)
     commands = [f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS]
     return "\n".join(
@@ -81,7 +80,7 @@ def overview() -> str:
             "commands:",
             *commands,
             "",
-            "`dspark COMMAND --help` explains one; `dspark --version` tells the version.",
+            "`dspark COMMAND --help` explains one; `dspark --version` prints the version.",
         ]
     )
 
@@ -111,14 +110,14 @@ def _fail(complaints: Sequence[str], code: int) -> int:
 
 
 def _forget_output() -> None:
-    """What is still to be written goes nowhere, so that the flush at exit does not fail again."""
+    """Redirect stdout to nowhere, so that the flush at exit does not fail again."""
     with suppress(OSError), open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 @contextmanager
 def _terminated_as_an_exception() -> Iterator[None]:
-    """SIGTERM unwinds the stack like an interrupt does, so that children and folders go too."""
+    """Turn SIGTERM into SystemExit, so that cleanup runs as after an interrupt."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""What the commands that measure share: prompts in, a table and one JSON line out."""
+"""Reads prompts and prints results, for every command that measures."""
 
 import argparse
 import json
@@ -52,13 +52,13 @@ _ARGUMENTS = (
 def add_prompt_flags(
     parser: argparse.ArgumentParser, *, usual_prompts: int = _DEFAULT_PROMPTS
 ) -> None:
-    """--prompts with one file, and `add_amount_flags`."""
+    """Add --prompts with one file, and `add_amount_flags`."""
     parser.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE",
-        help="JSONL with prompt, turns or messages, and category if you like; "
-        "default: 60 prompts of our own",
+        help="JSONL with prompt, turns or messages, and an optional category; "
+        "default: 60 packaged prompts",
     )
     add_amount_flags(parser, usual_prompts=usual_prompts)
 
@@ -66,12 +66,12 @@ def add_prompt_flags(
 def add_amount_flags(
     parser: argparse.ArgumentParser, *, usual_prompts: int = _DEFAULT_PROMPTS
 ) -> None:
-    """--num-prompts, --max-tokens, --concurrency, --output."""
+    """Add --num-prompts, --max-tokens, --concurrency and --output."""
     parser.add_argument(
         "--num-prompts",
         type=at_least_one,
         metavar="N",
-        help=f"spread evenly over the categories; default {usual_prompts}, or all if fewer",
+        help=f"spread evenly over categories; default {usual_prompts}, or all if fewer",
     )
     parser.set_defaults(usual_prompts=usual_prompts)
     parser.add_argument(
@@ -79,7 +79,7 @@ def add_amount_flags(
         type=at_least_one,
         default=_DEFAULT_MAX_TOKENS,
         metavar="N",
-        help=f"output tokens of each prompt at most; default {_DEFAULT_MAX_TOKENS}",
+        help=f"most output tokens of each prompt; default {_DEFAULT_MAX_TOKENS}",
     )
     parser.add_argument(
         "--concurrency",
@@ -94,17 +94,17 @@ def add_amount_flags(
         "--json",
         type=Path,
         metavar="FILE",
-        help="also write the JSON here; a folder gets a file with the date in its name",
+        help="also write the JSON to this file; in a folder its name has the date",
     )
 
 
 def chosen_prompts(args: argparse.Namespace) -> tuple[Prompt, ...]:
-    """The prompts that the arguments ask for. Raises SettingsError."""
+    """Read the prompts of the arguments. Raises SettingsError."""
     return pick(prompts_in(args.prompts), args)
 
 
 def prompts_in(file: Path | None) -> tuple[Prompt, ...]:
-    """Every prompt of a file, or of our own. Raises SettingsError."""
+    """Read every prompt of a file, or the packaged ones. Raises SettingsError."""
     try:
         return read_prompts(file)
     except PromptFileError as error:
@@ -114,18 +114,18 @@ def prompts_in(file: Path | None) -> tuple[Prompt, ...]:
 
 
 def pick(prompts: Sequence[Prompt], args: argparse.Namespace) -> tuple[Prompt, ...]:
-    """As many of them as are wanted, their categories in turn. Raises SettingsError."""
+    """Take --num-prompts of the prompts, categories in turn. Raises SettingsError."""
     count = args.num_prompts or min(args.usual_prompts, len(prompts))
     if count > len(prompts):
         raise SettingsError(
             f"--num-prompts: found {count}; accepted: at most {len(prompts)}, "
-            "which is what the prompt file holds"
+            "the number of prompts in the file"
         )
     return spread(prompts, count)
 
 
 def check_concurrency(args: argparse.Namespace, settings: Settings) -> None:
-    """Raises SettingsError for more requests at a time than the engine runs."""
+    """Check that the engine runs so many requests. Raises SettingsError."""
     limit = settings.scheduler.max_running_requests
     if args.concurrency > limit:
         raise SettingsError(
@@ -135,13 +135,13 @@ def check_concurrency(args: argparse.Namespace, settings: Settings) -> None:
 
 
 def check_output(output: Path | None) -> None:
-    """Refuse a place that cannot be written to before hours of work. Raises SettingsError."""
+    """Check early that the output can be written. Raises SettingsError."""
     if output is not None and not output.is_dir() and not output.parent.is_dir():
         raise SettingsError(f"--output: found {output}; accepted: a file in a folder that exists")
 
 
 def encode(text: TextCodec, prompts: Sequence[Prompt]) -> tuple[EncodedPrompt, ...]:
-    """As the server would: through the chat template where there is one. Raises SettingsError."""
+    """Tokenize prompts as the server does, with the chat template if any. Raises SettingsError."""
     try:
         return tuple(
             EncodedPrompt(prompt.category, tuple(_token_ids(text, prompt))) for prompt in prompts
@@ -152,7 +152,7 @@ def encode(text: TextCodec, prompts: Sequence[Prompt]) -> tuple[EncodedPrompt, .
 
 @contextmanager
 def progress_bar(total: int) -> Iterator[Callable[[str], None]]:
-    """A function to be told what begins: a bar on a terminal, a line each anywhere else."""
+    """Yield a function that reports the next run: in a bar on a terminal, else in a line."""
     if not sys.stderr.isatty():
         yield lambda label: print(label, file=sys.stderr, flush=True)
         return
@@ -161,7 +161,7 @@ def progress_bar(total: int) -> Iterator[Callable[[str], None]]:
 
         def begin(label: str) -> None:
             nonlocal num_begun
-            bar.update(min(num_begun, 1))  # what began before is over
+            bar.update(min(num_begun, 1))  # the previous run is over
             num_begun += 1
             bar.set_description(label)
 
@@ -169,7 +169,7 @@ def progress_bar(total: int) -> Iterator[Callable[[str], None]]:
 
 
 def quiet_libraries() -> None:
-    """Model loading draws no bars of its own where nobody watches."""
+    """Disable the progress bars of model loading without a terminal."""
     from transformers.utils import logging as transformers_logging
 
     if not sys.stderr.isatty():
@@ -184,7 +184,7 @@ def publish(
     args: argparse.Namespace,
     settings: Settings,
 ) -> int:
-    """`print_result` of a measurement with this configuration."""
+    """Print a measurement of this configuration, as `print_result` does."""
     return print_result(
         measurement.outcome,
         title=title,
@@ -207,9 +207,9 @@ def print_result(
     args: argparse.Namespace,
     values: Mapping[str, object],
 ) -> int:
-    """Print the table, then one JSON line, last; the exit code: 1 if a promise does not hold.
+    """Print the table and then one JSON line, and return 1 if a promise is broken, else 0.
 
-    values are the circumstances, which stand in the JSON beside the outcome's own.
+    values: the circumstances, added to the outcome's values in the JSON.
     """
     print("\n".join([title, "", *outcome.lines()]))
     for note in notes:
@@ -222,20 +222,20 @@ def print_result(
         "notes": list(notes),
     }
     line = json.dumps(_shortened(result), ensure_ascii=False, allow_nan=False)
-    print(line)  # first, for hours of work must not be lost to a full disk
+    print(line)  # first, because the file may not fit the disk
     if args.output is not None:
         _output_file(args).write_text(line + "\n", encoding="utf-8")
     return 0 if outcome.holds else 1
 
 
 def own_arguments(args: argparse.Namespace) -> Mapping[str, object]:
-    """The command's own arguments; settings are told apart from them, as `config`."""
+    """Return the command's arguments without settings, which are in `config`."""
     values = {name: getattr(args, name) for name in _ARGUMENTS if hasattr(args, name)}
     return {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
 
 
 def describe_prompts(prompts: Sequence[Prompt]) -> str:
-    """How many of which kind: "12 prompts (chat 3, code 3, ...)"."""
+    """Count prompts by category: "12 prompts (chat 3, code 3, ...)"."""
     counts: dict[str, int] = {}
     for prompt in prompts:
         counts[prompt.category] = counts.get(prompt.category, 0) + 1
@@ -244,7 +244,7 @@ def describe_prompts(prompts: Sequence[Prompt]) -> str:
 
 
 def _shortened(value: object) -> object:
-    """No clock is worth more than seven digits."""
+    """Round every number to seven digits."""
     if isinstance(value, float):
         return float(f"{value:.7g}")
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Flags that take a number, for argparse: each says what it found and what is accepted."""
+"""Parses flags that take a number, with errors that name what was found and what is accepted."""
 
 import argparse
 import math

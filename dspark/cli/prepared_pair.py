@@ -1,4 +1,4 @@
-"""What the commands that measure a pair do first: flags, checks, and prompts as token ids."""
+"""Checks arguments and tokenizes prompts, for every command that measures a pair of models."""
 
 import argparse
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from server.text.tokenizer import TextCodec
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A pair that can be loaded, and what it will be asked."""
+    """The engine's config and tokenized prompts."""
 
     config: EngineConfig
     text: TextCodec
@@ -26,25 +26,25 @@ class Prepared:
 
 
 def add_pair_flags(parser: argparse.ArgumentParser) -> None:
-    """--check, --print-config, and every setting."""
+    """Add --check, --print-config and every setting."""
     add_checking_flags(parser)
     add_settings_flags(parser)
 
 
 def add_temperature_flags(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """--temperature and --seed."""
+    """Add --temperature and --seed."""
     add_temperature_flag(parser, meaning)
     add_seed_flag(parser)
 
 
 def add_seed_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--seed", type=an_integer, default=0, metavar="N", help="of sampling; default 0"
+        "--seed", type=an_integer, default=0, metavar="N", help="seed of sampling; default 0"
     )
 
 
 def checked_settings(args: argparse.Namespace) -> Settings | None:
-    """As `settle`, and the arguments of every measuring command hold. Raises SettingsError."""
+    """Load settings as `settle` does, and check the common arguments. Raises SettingsError."""
     settings = settle(args)
     if settings is not None:
         check_concurrency(args, settings)
@@ -53,13 +53,13 @@ def checked_settings(args: argparse.Namespace) -> Settings | None:
 
 
 def require_draft(settings: Settings, *, purpose: str) -> None:
-    """Raises SettingsError where there is none."""
+    """Check that the settings have a draft. Raises SettingsError."""
     if settings.speculative.algorithm == "none":
         raise SettingsError(f"speculative.algorithm: found none; accepted: a draft to {purpose}")
 
 
 def prepare(settings: Settings, prompts: Sequence[Prompt]) -> Prepared:
-    """Quiet the log, find the target, encode the prompts. Raises SettingsError or LoadError."""
+    """Configure the log, find the models and tokenize. Raises SettingsError or LoadError."""
     configure_log("warning")
     config = resolved_engine_config(settings)
     text = load_text(settings, config)

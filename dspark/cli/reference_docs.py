@@ -1,4 +1,4 @@
-"""Writes the documents that are made from the program: `make docs`.
+"""Generates documents from the program: `make docs`.
 
 python -m dspark.cli.reference_docs    docs/settings.md, docs/training-settings.md, docs/cli.md
 """
@@ -18,9 +18,9 @@ _CLI_PREFACE = """# Command line
 
 Generated from the program's own help by `make docs`; do not edit by hand.
 
-Exit codes: 0 all went well; 1 it could not be done, or a measurement broke a promise; 2 the command
-line or a setting is wrong; 130 interrupted; 143 terminated. `dspark serve` ends with 0 after either
-signal, once it serves. Expected failures are one line each on stderr.
+Exit codes: 0 success; 1 failure, or a measurement broke a promise; 2 wrong command line or
+settings; 130 interrupted; 143 terminated. `dspark serve` exits with 0 after either signal, once it
+serves. Expected failures are one line each on stderr.
 """
 
 

@@ -63,8 +63,8 @@ class ModelSection(TargetSection):
     tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic"] = (
         Field(
             "auto",
-            description="Format of the target's tool calls; auto detects it from the chat template; "
-            "none refuses tools.",
+            description="Format of the target's tool calls; auto detects it from the chat "
+            "template; none refuses tools.",
         )
     )
     reasoning_parser: Literal["none", "think"] = Field(

@@ -1,4 +1,4 @@
-"""The commands of `dspark`, one file each. A new one needs its file and a line here."""
+"""Lists the commands of `dspark`. A new one needs its file here and a line below."""
 
 import argparse
 import importlib
@@ -7,9 +7,9 @@ from typing import Protocol, cast
 
 
 class CommandModule(Protocol):
-    """What a command's file offers; its docstring is the description in its help.
+    """Interface of a command's module; its docstring is the description in its help.
 
-    The file is light: what is heavy is imported by `run`.
+    Importing it loads no torch: `run` imports what is heavy.
     """
 
     USAGE: str
@@ -18,7 +18,10 @@ class CommandModule(Protocol):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
     def run(self, args: argparse.Namespace) -> int:
-        """Do it; the exit code. Raises SettingsError, EngineError or OSError for one line."""
+        """Run the command and return its exit code.
+
+        Raises SettingsError, EngineError or OSError, which are reported in one line.
+        """
         ...
 
 
@@ -34,14 +37,14 @@ class Command:
 
 COMMANDS: tuple[Command, ...] = (
     Command("serve", "serve a model over HTTP"),
-    Command("generate", "answer one prompt on this terminal"),
+    Command("generate", "generate text for one prompt on this terminal"),
     Command("bench", "measure speed, compare one path with another, or profile a round"),
-    Command("bench serve", "measure running servers over HTTP, ours beside others"),
+    Command("bench serve", "measure running servers over HTTP and compare them"),
     Command("bench gpu", "check and measure the CUDA path with random models"),
-    Command("verify", "prove that greedy answers are the target's own, with transformers"),
-    Command("train", "make a draft for a target"),
-    Command("eval", "measure what a draft is worth: accept length per prompt set"),
-    Command("calibrate", "make a draft's confidences mean what they say"),
-    Command("doctor", "tell what this machine has, what is missing and what will be used"),
+    Command("verify", "compare greedy output with transformers, token by token"),
+    Command("train", "train a draft for a target"),
+    Command("eval", "measure a draft's accept length per prompt set"),
+    Command("calibrate", "calibrate a draft's confidences"),
+    Command("doctor", "report what this machine has, what is missing and what would be used"),
     Command("fetch", "fetch the demo model into the cache"),
 )

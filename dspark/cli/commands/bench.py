@@ -1,14 +1,13 @@
 """Measure the configured engine, or compare two ways to run it, in this process and without HTTP.
 
---compare speculation holds speculation against plain decoding of the same target; --compare
-stacked holds the stacked context write against the per-layer one, alone and end to end; --compare
-transformers holds this engine, plain and with its draft, against transformers' generate; --compare
-grammar holds answers that keep to a JSON schema, and free text under a grammar that allows all of
-it, against free text. --profile
-tells where the time of a round goes, and how far each part is from the time of reading its bytes at
-the bandwidth that is measured beside it. Arms take turns; numbers are medians, with minimum and
-maximum. The last line is JSON. The exit code is 1 when arms that must say the same do not. See
-benchmarks/README.md."""
+--compare speculation: with a draft against plain decoding of the same target. --compare stacked:
+the stacked context write against the per-layer one, alone and end to end. --compare transformers:
+this engine, plain and with its draft, against transformers' generate. --compare grammar: answers
+under a JSON schema, and text under a grammar that allows everything, against free text. --profile:
+the time of each part of a round, and the time of reading its bytes at the measured bandwidth.
+
+Arms take turns; numbers are medians, with minimum and maximum. The last line is JSON. The exit code
+is 1 when arms that must generate the same tokens do not. See benchmarks/README.md."""
 
 import argparse
 import dataclasses
@@ -82,20 +81,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("speculation", "stacked", "transformers", "grammar"),
         metavar="WHAT",
         help="speculation: against plain decoding; stacked: against the per-layer context write; "
-        "transformers: against transformers' own generate, one stream; grammar: a JSON schema "
+        "transformers: against transformers' generate, one stream; grammar: a JSON schema "
         "against free text",
     )
     parser.add_argument(
         "--profile",
         action="store_true",
-        help="where the time of a round goes, at several contexts, rows and prefill chunks",
+        help="measure the parts of a round at several contexts, rows and prefill chunks",
     )
     parser.add_argument(
         "--turns",
         type=at_least_one,
         default=_TURNS,
         metavar="N",
-        help=f"times that --profile times each part; default {_TURNS}",
+        help=f"measurements of each part in --profile; default {_TURNS}",
     )
     parser.add_argument(
         "--trials",
@@ -105,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"runs of each arm; default {_ENOUGH_TRIALS}",
     )
     add_prompt_flags(parser)
-    add_temperature_flags(parser, "default 0, which is greedy; a comparison takes nothing else")
+    add_temperature_flags(parser, "default 0, which is greedy, and the only one with --compare")
     add_pair_flags(parser)
 
 
@@ -152,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
 def profile(
     args: argparse.Namespace, settings: Settings, ready: Prepared, prompts: tuple[Prompt, ...]
 ) -> int:
-    """Measure the engine's parts, then what the server adds; the exit code."""
+    """Measure the engine's parts and then the server's, and return the exit code."""
     from dspark.bench.http.serving_overhead import measure_serving_overhead
     from dspark.bench.profile.profiling import NUM_REPORTS  # heavy: loads torch
     from dspark.bench.running import run_profile
@@ -184,7 +183,7 @@ def profile(
 
 
 def title(args: argparse.Namespace, prompts: tuple[Prompt, ...]) -> str:
-    """The line over the table: what was done, in words."""
+    """Write the title of the table."""
     what = {
         None: "throughput",
         "speculation": "speculation against plain decoding",
@@ -201,10 +200,10 @@ def title(args: argparse.Namespace, prompts: tuple[Prompt, ...]) -> str:
 
 
 def notes(args: argparse.Namespace) -> list[str]:
-    """What a reader of the table must know."""
+    """List the notes below the table."""
     lines = ["stage times are the host's clock, and count the steps over prompts too"]
     if args.trials < _ENOUGH_TRIALS:
-        lines.append(f"fewer than {_ENOUGH_TRIALS} trials: their range says little about noise")
+        lines.append(f"fewer than {_ENOUGH_TRIALS} trials: their range is no measure of noise")
     return lines
 
 
@@ -222,7 +221,7 @@ def _check_temperature(args: argparse.Namespace) -> None:
     if args.compare is not None and args.temperature != 0:
         raise SettingsError(
             f"--temperature: found {args.temperature:g}; accepted with --compare: 0, because "
-            "sampled arms cannot be held against each other token by token"
+            "sampled arms cannot be compared token by token"
         )
 
 

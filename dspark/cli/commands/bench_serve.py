@@ -1,9 +1,9 @@
-"""Measure running servers over HTTP as their clients see them: ours, or any with OpenAI's routes.
+"""Measure running servers over HTTP as their clients see them: dspark, or any with OpenAI's routes.
 
-Name --base-url several times to compare: the servers get the same prompts in turns, so that each
-has the machine to itself. Tokens are those that the server itself reports (usage); where it reports
-none, tokens/s and TPOT are left out. Failed requests are counted and explained. The last line is
-JSON. The exit code is 1 when a server answered nothing. A key is taken from OPENAI_API_KEY."""
+Give --base-url several times to compare: the servers get the same prompts in turns, so that each
+has the machine to itself. Token counts are those that the server reports (usage); without them
+tokens/s and TPOT are omitted. Failed requests are counted and explained. The last line is JSON. The
+exit code is 1 when a server completed no request. A key is taken from OPENAI_API_KEY."""
 
 import argparse
 import asyncio
@@ -60,13 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         action="append",
         metavar="[NAME=]MODEL",
-        help="model to ask for; default: the first in /v1/models",
+        help="model in requests; default: the first in /v1/models",
     )
     parser.add_argument(
         "--extra-body",
         action="append",
         metavar="[NAME=]JSON",
-        help="fields to add to every request's body",
+        help="fields to add to the body of every request",
     )
     parser.add_argument(
         "--request-rate",
@@ -81,10 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vary-prompts",
         action="store_true",
-        help="number the prompts anew in each trial, for servers whose prefix cache stays",
+        help="vary the prompts between trials, for servers whose prefix cache cannot be flushed",
     )
     parser.add_argument(
-        "--ignore-eos", action="store_true", help="ask for --max-tokens tokens whatever is said"
+        "--ignore-eos",
+        action="store_true",
+        help="generate --max-tokens tokens past the end of text",
     )
     add_prompt_flags(parser)
     add_temperature_flag(parser)
@@ -93,14 +95,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=an_integer,
         default=0,
         metavar="N",
-        help="of sampling and of arrivals; default 0",
+        help="seed of sampling and of arrivals; default 0",
     )
     parser.add_argument(
         "--timeout",
         type=above_zero,
         default=_TIMEOUT_S,
         metavar="S",
-        help=f"seconds that a server may be silent; default {_TIMEOUT_S:g}",
+        help=f"longest silence of a server in seconds; default {_TIMEOUT_S:g}",
     )
 
 
@@ -138,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def title(args: argparse.Namespace, prompts: Sequence[Prompt], load: RequestLoad) -> str:
-    """The line over the table: what was done, in words."""
+    """Write the title of the table."""
     trials = "1 trial" if args.trials == 1 else f"{args.trials} trials"
     return (
         f"serving: {describe_prompts(prompts)}, at most {args.max_tokens} output tokens each, "
@@ -147,7 +149,7 @@ def title(args: argparse.Namespace, prompts: Sequence[Prompt], load: RequestLoad
 
 
 def addresses(args: argparse.Namespace) -> list[Address]:
-    """The servers of a command line. Raises SettingsError."""
+    """Read the servers of a command line. Raises SettingsError."""
     named = [_named_url(value) for value in args.base_url]
     names = [name for name, _ in named]
     if len(set(names)) < len(names):
@@ -176,7 +178,7 @@ def _named_url(value: str) -> tuple[str, str]:
 def _by_server(
     flag: str, values: Sequence[str] | None, names: Sequence[str], *, default: T
 ) -> dict[str, str | T]:
-    """NAME=VALUE is for one server, a VALUE without a server's name for all others."""
+    """Assign NAME=VALUE to one server, and a VALUE without a server's name to all others."""
     found: dict[str, str | T] = dict.fromkeys(names, default)
     own: dict[str, str] = {}
     for value in values or ():

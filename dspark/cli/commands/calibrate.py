@@ -1,11 +1,11 @@
-"""Fit a temperature, and a shift if it helps, for each position of a block, so that the draft's
-confidences mean what they say, and write them beside the draft as calibration.json.
+"""Calibrate the draft's confidences and write calibration.json to the draft's folder.
 
-The engine runs the prompts and verifies every draft token (sequential temperature scaling). The
-table shows expected calibration error (ECE), area under the curve (AUC) and Brier score before and
-after, where each quarter of the prompts is read by a fit on the other three; what is written is
-fitted on all. A reliability plot goes beside the file if matplotlib is there. A fit wants many
-rounds and prompts of all kinds. The last line is JSON."""
+Each position of a block gets a temperature, and a shift if that helps (sequential temperature
+scaling). The engine runs the prompts and verifies every draft token. The table shows expected
+calibration error (ECE), area under the curve (AUC) and Brier score before and after; each quarter
+of the prompts is scored by a fit on the other three. The written fit uses all of them. With
+matplotlib a reliability plot is written too. A good fit needs many rounds and prompts of all kinds.
+The last line is JSON."""
 
 import argparse
 
@@ -25,7 +25,7 @@ from dspark.cli.prepared_pair import (
 )
 from engine import EngineSamplingParams
 
-_USUAL_PROMPTS = 60  # a fit wants many rounds
+_USUAL_PROMPTS = 60  # a fit needs many rounds
 
 USAGE = "dspark calibrate --config FILE [--prompts FILE] [options]"
 
@@ -34,10 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command="calibrate")
     add_prompt_flags(parser, usual_prompts=_USUAL_PROMPTS)
     add_temperature_flags(
-        parser, "of the text: calibrate at the one that is served; default 0, which is greedy"
+        parser, "calibrate at the temperature of later requests; default 0, which is greedy"
     )
     parser.add_argument(
-        "--replace", action="store_true", help="fit anew where the draft has temperatures already"
+        "--replace", action="store_true", help="replace the calibration that the draft has"
     )
     add_pair_flags(parser)
 

@@ -1,12 +1,12 @@
-"""Tell what this machine has, what is missing, and which paths the given settings would use.
+"""Report what this machine has, what is missing, and which code paths the settings would use.
 
-Without settings it looks at the machine alone. With them (--config FILE, or flags) it also loads
-the models, if they are on this machine, and reports what is then active and why.
+Without settings it checks the machine alone. With settings (--config FILE, or flags) it also loads
+the models, if they are on this machine, and reports which code paths are active and why.
 
---diagnose-draft looks at the draft alone: it answers a few prompts with the target and reads the
+--diagnose-draft checks the draft alone: it answers a few prompts with the target and reads the
 draft's checkpoint in other ways, with the other slot convention and with taps one layer off. It
-prints the accept length of each reading. The exit code is 1 when the draft as declared is not worth
-its time, or another reading is better."""
+prints the accept length of each reading. The exit code is 1 when the draft as declared does not
+save time, or another reading is better."""
 
 import argparse
 import os
@@ -59,7 +59,7 @@ _FOR_DEMO = ("gguf", "accelerate")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--load", action="store_true", help="load the models even if a hub must be asked for them"
+        "--load", action="store_true", help="load the models even if they must be fetched first"
     )
     parser.add_argument(
         "--diagnose-draft",
@@ -161,7 +161,7 @@ def demo_rows(cache_dir: Path) -> list[Row]:
 
 
 def missing_rows(cache_dir: Path, settings: Settings | None) -> list[Row]:
-    """What keeps the demo, or the given settings, from running, and what to do about it."""
+    """List what the demo or the given settings lack, and the command that provides it."""
     rows = [
         (name, "make setup")
         for name, purpose in _PACKAGES.items()
@@ -179,7 +179,7 @@ def missing_rows(cache_dir: Path, settings: Settings | None) -> list[Row]:
 
 def _active_rows(settings: Settings | None, *, load: bool) -> list[Row]:
     if settings is None:
-        return [("not asked", "give --config FILE to see which paths it would use, and why")]
+        return [("no settings", "give --config FILE to see which code paths it would use, and why")]
     absent = [] if load else list(_not_at_hand(settings))
     if absent:
         return [
@@ -191,7 +191,7 @@ def _active_rows(settings: Settings | None, *, load: bool) -> list[Row]:
 
 
 def _not_at_hand(settings: Settings) -> Iterator[str]:
-    """Models that would have to be fetched."""
+    """Yield the models that are not on this machine."""
     target, draft = settings.model.path, settings.speculative.draft_model
     if not _is_here(target, demo=cached_demo_target(default_cache_dir(os.environ))):
         yield target
@@ -200,7 +200,7 @@ def _not_at_hand(settings: Settings) -> Iterator[str]:
 
 
 def _is_here(name: str, *, demo: Path | None) -> bool:
-    """demo is the folder that the demo pair's name stands for, if it is there."""
+    """Whether a model is on this machine; demo is the folder of the demo name, if it exists."""
     return demo is not None if name == DEMO_NAME else Path(name).is_dir()
 
 

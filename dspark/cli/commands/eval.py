@@ -1,8 +1,8 @@
-"""Measure how much a draft is worth: accept length per prompt set, greedy and at temperature 1.
+"""Measure a draft's accept length per prompt set, greedy and at temperature 1.
 
-accept_len is the mean number of tokens a round, the target's bonus token included. accept_rate@k is
-the share of rounds in which the draft stood up to position k, from 0. Neither depends on the speed
-of the machine. The last line is JSON."""
+accept_len is the mean number of tokens per round, with the target's bonus token. accept_rate@k is
+the fraction of rounds in which the draft is accepted up to position k, from 0. Neither depends on
+the speed of the machine. The last line is JSON."""
 
 import argparse
 import dataclasses
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="FILE",
         help="JSONL with prompt, turns or messages; a prompt set is a line's category, else the "
-        "file's name; default: 60 prompts of our own",
+        "file's name; default: 60 packaged prompts",
     )
     add_amount_flags(parser)
     parser.add_argument(
@@ -82,7 +82,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def prompt_sets(files: Sequence[str] | None) -> tuple[Prompt, ...]:
-    """The prompts of all files; those that name no category are of the file's. SettingsError."""
+    """Read the prompts of all files; the file's name is the category of those without one.
+
+    Raises SettingsError.
+    """
     if files is None:
         return prompts_in(None)
     return tuple(

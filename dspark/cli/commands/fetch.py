@@ -1,12 +1,12 @@
-"""Fetch the demo model into the cache and print its folder. Does nothing if it is there already.
+"""Fetch the demo model into the cache unless it is there, and print its folder.
 
 The cache is $DSPARK_CACHE, else $XDG_CACHE_HOME/dspark, else ~/.cache/dspark."""
 
 import argparse
 
 from dspark.runtime.models import demo_target
+from server.settings.base import SettingsError, shown
 from server.settings.model_sources import DEMO_NAME, DEMO_TARGET
-from server.settings.schema import SettingsError
 
 USAGE = "dspark fetch [NAME]"
 
@@ -17,6 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.name not in (DEMO_NAME, DEMO_TARGET):
-        raise SettingsError(f"NAME: found {args.name}; accepted: {DEMO_NAME}")
+        raise SettingsError(f"NAME: found {shown(args.name)}; accepted: {DEMO_NAME}")
     print(demo_target())
     return 0

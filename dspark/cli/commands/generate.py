@@ -1,4 +1,4 @@
-"""Answer one prompt and print the answer as it grows, then its speed and accept length."""
+"""Generate text for one prompt and print it as it grows, then its speed and accept length."""
 
 import argparse
 import asyncio
@@ -20,15 +20,17 @@ USAGE = "dspark generate [PROMPT] --config FILE [options]"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "prompt", nargs="?", default="-", metavar="PROMPT", help="what to say; - reads stdin"
+        "prompt", nargs="?", default="-", metavar="PROMPT", help="the prompt; - reads stdin"
     )
     parser.add_argument(
         "--max-tokens", type=at_least_one, default=256, metavar="N", help="default 256"
     )
     add_temperature_flag(parser)
-    parser.add_argument("--seed", type=an_integer, metavar="N", help="repeat a sampled answer")
     parser.add_argument(
-        "--raw", action="store_true", help="continue the prompt as it is, without a chat template"
+        "--seed", type=an_integer, metavar="N", help="makes sampled output repeatable"
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the prompt without a chat template"
     )
     add_checking_flags(parser)
     add_settings_flags(parser)
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def summary(finish: Finish) -> str:
-    """One line about an answer: what it took, and what the draft was worth."""
+    """Summarise an answer in one line: tokens, speed and accept length."""
     speculation = finish.speculation
     accept_length = f"{speculation.mean_accept_length:.2f}" if speculation.num_rounds else "-"
     speed = finish.num_output_tokens / finish.decode_seconds if finish.decode_seconds else 0.0
@@ -73,7 +75,7 @@ def summary(finish: Finish) -> str:
 
 
 def _encode(text: TextCodec, prompt: str, *, is_raw: bool) -> list[int]:
-    """Raises SettingsError for a prompt that the chat template refuses."""
+    """Tokenize a prompt. Raises SettingsError if the chat template refuses it."""
     if is_raw or not text.has_chat_template:
         return text.encode(prompt)
     try:
@@ -83,17 +85,17 @@ def _encode(text: TextCodec, prompt: str, *, is_raw: bool) -> list[int]:
 
 
 async def _answer(engine: EngineClient, text: TextCodec, request: Request) -> Finish:
-    """Print the answer while it comes. Raises RequestRejected or EngineDead."""
+    """Print the answer as it is generated. Raises RequestRejected or EngineDead."""
     decoder = text.decoder(eos_token_ids=engine.info.eos_token_ids)
     ends: list[Finish] = []
 
-    def say(event: TokenEvent) -> None:
+    def write(event: TokenEvent) -> None:
         sys.stdout.write("".join(decoder.push(token_id) for token_id in event.token_ids))
         sys.stdout.flush()
         if event.finish is not None:
             ends.append(event.finish)
 
-    await engine.generate(request, say)
+    await engine.generate(request, write)
     (finish,) = ends
     print(decoder.flush())
     return finish

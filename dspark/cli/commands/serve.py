@@ -1,4 +1,4 @@
-"""Serve a model over HTTP until told to stop: native, OpenAI's and Anthropic's routes.
+"""Serve a model over HTTP with native, OpenAI's and Anthropic's routes.
 
 SIGTERM or SIGINT lets running requests finish for server.shutdown_timeout_s seconds; a second one
 aborts them. `dspark serve MODEL` is short for `dspark serve --model.path MODEL`."""
@@ -74,7 +74,7 @@ def must_exit(settings: Settings, engine: EngineClient) -> bool:
 
 
 def warn_if_busy() -> None:
-    """Say so when others compute here already: every step will be slow, and nobody knows why."""
+    """Log a warning if other processes keep this machine busy, which makes every step slow."""
     reason = why_too_busy(
         load=load_average(), runnable=runnable_threads(), machine_cores=os.cpu_count() or 1
     )
@@ -84,7 +84,7 @@ def warn_if_busy() -> None:
 
 @contextmanager
 def tracing(settings: Settings) -> Iterator[list[Callable[[RequestRecord], None]]]:
-    """Who is shown the record of each request; what they hold back is sent at the end.
+    """Yield the receivers of request records, and send what they have buffered at the end.
 
     Raises SettingsError without the packages that traces need.
     """
@@ -100,7 +100,7 @@ def tracing(settings: Settings) -> Iterator[list[Callable[[RequestRecord], None]
 
 
 def example(url: str, *, has_chat_template: bool, needs_key: bool) -> str:
-    """A line to paste into a shell that shows the server at work."""
+    """Write a shell command that sends a first request."""
     route = "/v1/chat/completions" if has_chat_template else "/v1/completions"
     body: dict[str, object] = {"prompt": _QUESTION}
     if has_chat_template:
@@ -125,7 +125,7 @@ def _web_server(
 ) -> GracefulServer:
     app = create_app(engine=engine, text=text, options=options, listeners=listeners)
 
-    def say_ready() -> None:
+    def log_ready() -> None:
         seconds = time.monotonic() - started
         logger.info("serving %s on %s, ready in %.1f s", options.served_name, url, seconds)
         if engine.info.block_size:
@@ -139,11 +139,11 @@ def _web_server(
         await _drain(app, engine, settings.server.shutdown_timeout_s)
 
     async def abandon() -> None:
-        logger.warning("told again: running requests are aborted: %d", await engine.abort(None))
+        logger.warning("second signal: aborting running requests: %d", await engine.abort(None))
 
     return GracefulServer(
         app,
-        on_ready=say_ready,
+        on_ready=log_ready,
         drain=drain,
         abandon=abandon,
         certificate=certificate,
@@ -159,4 +159,4 @@ async def _drain(app: FastAPI, engine: EngineClient, timeout_s: float) -> None:
     if await engine.drain(timeout_s):
         logger.info("drained: no request is running")
     else:
-        logger.warning("time is up: the remaining requests are aborted")
+        logger.warning("time limit reached: aborting the remaining requests")

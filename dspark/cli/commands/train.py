@@ -1,8 +1,8 @@
-"""Make a draft for a target: answers, hidden states, steps, export. A killed run goes on.
+"""Train a draft for a target: answers, hidden states, steps, export.
 
-The target answers the prompts itself, the draft learns from its hidden states, and the result is a
-folder that `speculative.draft_model` takes. The same command in the same output folder continues
-where it was stopped. See docs/training.md."""
+The target answers the prompts, the draft is trained on its hidden states, and the result is a
+folder for `speculative.draft_model`. The same command with the same output folder resumes a stopped
+run. See docs/training.md."""
 
 import argparse
 import os
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def chosen_prompts(settings: TrainingSettings) -> tuple[Prompt, ...]:
-    """The prompts of the files, as many as are wanted. Raises SettingsError."""
+    """Read the prompts of the files, at most data.max_prompts. Raises SettingsError."""
     data = settings.data
     if not data.prompts:
         return ()
@@ -111,7 +111,7 @@ def chosen_prompts(settings: TrainingSettings) -> tuple[Prompt, ...]:
             skips_malformed=data.malformed_lines == "skip",
         )
     except (PromptFileError, OSError) as error:
-        hint = " (data.malformed_lines: skip leaves such lines out)"
+        hint = " (data.malformed_lines: skip omits such lines)"
         is_line = isinstance(error, PromptFileError) and "found no prompt" not in str(error)
         raise SettingsError(f"data.prompts: {error}{hint if is_line else ''}") from None
     for complaint in found.complaints:
@@ -127,7 +127,7 @@ def chosen_prompts(settings: TrainingSettings) -> tuple[Prompt, ...]:
 def in_tokens(
     settings: TrainingSettings, codec: TextCodec, prompts: Sequence[Prompt]
 ) -> list[TrainingPrompt]:
-    """As the server would ask them. Raises SettingsError."""
+    """Tokenize prompts as the server does. Raises SettingsError."""
     keys = [prompt_key(prompt) for prompt in prompts]
     return [
         TrainingPrompt(

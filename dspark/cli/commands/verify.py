@@ -1,8 +1,8 @@
-"""Prove that the engine says, token for token, what transformers' greedy generate says.
+"""Compare the engine's greedy output with that of transformers, token by token.
 
-A difference where the reference's own two best logits lie closer than 1e-4 is a tie: either token
-is right. The exit code is 1 on any other difference. The last line is JSON. Identity is promised in
-float32; in lower precision the number of rows in a step moves the logits."""
+Where the two best logits of the reference differ by less than 1e-4, either token is right. The exit
+code is 1 on any other difference. The last line is JSON. Identity is promised in float32; in lower
+precision the number of rows in a step changes the logits."""
 
 import argparse
 

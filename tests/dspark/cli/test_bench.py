@@ -183,11 +183,8 @@ def test_a_prompt_that_does_not_fit_is_refused_before_the_first_trial(
     assert bench(pair, asked, "--max-tokens", "1000") == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert re.search(
-        r"dspark: prompt 0 \(chat\) has \d+ tokens, and 1000 more are asked for; "
-        r"this model's maximum context length is 256 tokens",
-        captured.err,
-    )
+    assert "dspark: prompt 0 (chat) has " in captured.err
+    assert "maximum context length" in captured.err
     assert "trial" not in captured.err
 
 
