@@ -35,7 +35,7 @@ class GracefulServer(uvicorn.Server):
         certificate: Certificate | None = None,
         has_failed: Callable[[], bool] = lambda: False,
     ) -> None:
-        """has_failed ends the server once it is true; open connections get some seconds then."""
+        """has_failed: the server exits once it returns True."""
         super().__init__(
             uvicorn.Config(
                 app,

@@ -1,4 +1,4 @@
-"""Clients without a network, for whatever needs no network."""
+"""Fixtures of the server's tests."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,7 +14,7 @@ Connect = Callable[..., TestClient]
 
 @pytest.fixture
 def connect() -> Iterator[Connect]:
-    """connect(engine, **options) is a client of the service over that engine."""
+    """connect(engine, **options) returns a client of an app over that engine, without a network."""
     with ExitStack() as stack:
 
         def make(engine: FakeEngine | None = None, **options: Any) -> TestClient:

@@ -1,4 +1,4 @@
-"""What is wrong with a request is said in one shape: the field, what was found and accepted."""
+"""Invalid requests: one error shape with the field, found and accepted."""
 
 import gzip
 import json
@@ -57,7 +57,7 @@ USER = {"role": "user", "content": "hi"}
         ({"logit_bias": {str(i): 0 for i in range(1025)}}, ["at most 1024"]),
     ],
 )
-def test_a_sampling_field_out_of_its_range_is_named_on_every_route(
+def test_an_invalid_sampling_field_is_named_on_every_route(
     connect: Connect, params: dict[str, Any], words: list[str]
 ) -> None:
     client = connect()
@@ -169,7 +169,7 @@ def test_an_empty_prompt_is_refused(
         ({"text": "a", PARAMS: {"regex": ""}}, f"{PARAMS}.regex", ["must not be empty"]),
     ],
 )
-def test_a_bad_field_of_generate_is_named(
+def test_an_invalid_field_of_generate_is_named(
     connect: Connect, body: dict[str, Any], param: str, words: list[str]
 ) -> None:
     engine = FakeEngine()
@@ -180,7 +180,7 @@ def test_a_bad_field_of_generate_is_named(
 
 
 @pytest.mark.parametrize("body", [{}, {"text": "a", "input_ids": [1]}, {"text": None}])
-def test_generate_wants_exactly_one_prompt_field(connect: Connect, body: dict[str, Any]) -> None:
+def test_generate_needs_exactly_one_prompt_field(connect: Connect, body: dict[str, Any]) -> None:
     message = error_of(connect().post("/generate", json=body))["message"]
     assert "exactly one of text, input_ids and messages" in message
 
@@ -196,7 +196,7 @@ def test_generate_wants_exactly_one_prompt_field(connect: Connect, body: dict[st
         ("both", {"use_beam_search": True}),
     ],
 )
-def test_openai_fields_that_are_not_served_are_refused_by_name(
+def test_unsupported_openai_fields_are_refused_by_name(
     connect: Connect, route: str, field: dict[str, Any]
 ) -> None:
     client = connect()
@@ -210,7 +210,7 @@ def test_openai_fields_that_are_not_served_are_refused_by_name(
             assert error["code"] == "unsupported_field"
 
 
-def test_an_unknown_field_is_named_with_its_nearest_neighbour(connect: Connect) -> None:
+def test_an_unknown_field_is_refused_with_the_nearest_name(connect: Connect) -> None:
     body = {"messages": [USER], "temprature": 1}
     error = error_of(connect().post("/v1/chat/completions", json=body))
     assert error["param"] == "temprature"
@@ -218,26 +218,26 @@ def test_an_unknown_field_is_named_with_its_nearest_neighbour(connect: Connect) 
     assert "nearest valid name is 'temperature'" in error["message"]
 
 
-def test_the_native_route_leads_from_other_servers_names_to_its_own(connect: Connect) -> None:
+def test_the_native_route_suggests_its_name_for_other_servers_fields(connect: Connect) -> None:
     error = error_of(connect().post("/generate", json={"prompt": "a"}))
     assert error["param"] == "prompt"
     assert "nearest valid name is 'text'" in error["message"]
 
 
-def test_usage_is_not_asked_of_what_is_no_stream(connect: Connect) -> None:
+def test_stream_options_need_a_stream(connect: Connect) -> None:
     body = {"prompt": "a", "stream_options": {"include_usage": True}}
     error = error_of(connect().post("/v1/completions", json=body))
     assert error["param"] == "stream_options"
 
 
-def test_several_mistakes_are_told_at_once(connect: Connect) -> None:
+def test_several_errors_are_reported_together(connect: Connect) -> None:
     params = {"temperature": -1, "top_p": 3}
     message = error_of(connect().post("/generate", json={"text": 5, PARAMS: params}))["message"]
     assert all(name in message for name in ("'text'", "'sampling_params.top_p'"))
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers(
+def test_a_prompt_of_the_context_length_is_refused_with_both_lengths(
     connect: Connect, stream: bool
 ) -> None:
     client = connect(FakeEngine(max_len=20))
@@ -248,7 +248,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers(
     assert client.post("/generate", json={"text": "a" * 18}).status_code == 200
 
 
-def test_a_limit_beyond_the_context_is_refused_with_the_numbers(connect: Connect) -> None:
+def test_max_tokens_beyond_the_context_are_refused_with_the_lengths(connect: Connect) -> None:
     client = connect(FakeEngine(max_len=20))
     body = {"prompt": "a" * 9, "max_tokens": 11}
     error = error_of(client.post("/v1/completions", json=body))
@@ -258,7 +258,7 @@ def test_a_limit_beyond_the_context_is_refused_with_the_numbers(connect: Connect
     assert client.post("/v1/completions", json={**body, "max_tokens": 10}).status_code == 200
 
 
-def test_a_limit_beyond_the_servers_cap_is_refused_with_the_numbers(connect: Connect) -> None:
+def test_max_tokens_beyond_the_servers_cap_are_refused_with_the_cap(connect: Connect) -> None:
     client = connect(max_tokens_cap=16)
     body = {"messages": [USER], "max_completion_tokens": 17}
     error = error_of(client.post("/v1/chat/completions", json=body))
@@ -268,7 +268,7 @@ def test_a_limit_beyond_the_servers_cap_is_refused_with_the_numbers(connect: Con
 
 
 @pytest.mark.parametrize("limit", [0, -1])
-def test_a_limit_below_one_is_refused(connect: Connect, limit: int) -> None:
+def test_max_tokens_below_one_are_refused(connect: Connect, limit: int) -> None:
     error = error_of(connect().post("/v1/completions", json={"prompt": "a", "max_tokens": limit}))
     assert "at least 1" in error["message"]
 
@@ -289,7 +289,7 @@ def test_a_limit_below_one_is_refused(connect: Connect, limit: int) -> None:
         (b'{"input_ids": [' + b"9" * 30 + b"]}", ["from 0 to 257"]),
     ],
 )
-def test_a_body_that_is_no_json_object_is_refused(
+def test_a_body_other_than_a_json_object_is_refused(
     connect: Connect, content: bytes, words: list[str]
 ) -> None:
     client = connect()
@@ -300,19 +300,19 @@ def test_a_body_that_is_no_json_object_is_refused(
     assert client.post("/generate", json={"text": "hi"}).status_code == 200
 
 
-def test_a_compressed_body_is_refused_with_what_it_is(connect: Connect) -> None:
+def test_a_compressed_body_is_refused_with_its_encoding(connect: Connect) -> None:
     headers = {**JSON, "content-encoding": "gzip"}
     response = connect().post("/generate", content=gzip.compress(b"{}"), headers=headers)
     assert "'content-encoding: gzip'; send it uncompressed" in error_of(response)["message"]
 
 
-def test_a_form_is_no_json_and_the_refusal_says_which_header_to_send(connect: Connect) -> None:
+def test_a_form_body_is_refused_with_the_expected_header(connect: Connect) -> None:
     headers = {"content-type": "application/x-www-form-urlencoded"}
     response = connect().post("/generate", content=b'{"text": "a"}', headers=headers)
     assert "content-type: application/json" in error_of(response)["message"]
 
 
-def test_ids_without_a_token_cannot_become_text(connect: Connect) -> None:
+def test_ids_outside_the_vocabulary_cannot_be_detokenized(connect: Connect) -> None:
     client = connect()
     error = error_of(client.post("/detokenize", json={"tokens": [1, 2**40]}))
     assert error["param"] == "tokens"
@@ -320,16 +320,16 @@ def test_ids_without_a_token_cannot_become_text(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"text": "a", "messages": [USER]}, {"txt": "a"}])
-def test_tokenize_wants_one_source(connect: Connect, body: dict[str, Any]) -> None:
+def test_tokenize_needs_exactly_one_source(connect: Connect, body: dict[str, Any]) -> None:
     error_of(connect().post("/tokenize", json=body))
 
 
-def test_a_route_that_is_not_there_is_not_found(connect: Connect) -> None:
+def test_an_unknown_route_is_not_found(connect: Connect) -> None:
     error = error_of(connect().get("/v2/nothing"), 404)
     assert "/v2/nothing" in error["message"]
 
 
-def test_a_method_that_a_route_does_not_take_is_refused_with_those_it_does(
+def test_an_unsupported_method_is_refused_with_the_supported_ones(
     connect: Connect,
 ) -> None:
     response = connect().get("/generate")
@@ -338,7 +338,7 @@ def test_a_method_that_a_route_does_not_take_is_refused_with_those_it_does(
     assert response.headers["allow"] == "POST"
 
 
-def test_an_unforeseen_exception_is_a_plain_500(
+def test_an_unexpected_exception_is_a_500_without_details(
     connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(request: object) -> list[int]:

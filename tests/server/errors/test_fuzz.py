@@ -1,4 +1,4 @@
-"""Bodies that nobody would send are answered in the API's shape and leave nothing behind."""
+"""Random bodies get a response in the API's shape and leak nothing."""
 
 import asyncio
 import gc
@@ -70,7 +70,7 @@ JUNK: list[Any] = [
 
 
 def mutated(rng: random.Random, value: Any) -> Any:
-    """The value with one thing in it changed, dropped, doubled or wrapped."""
+    """Return the value with one item changed, dropped, duplicated or wrapped."""
     if isinstance(value, dict) and value and rng.random() < 0.85:
         key = rng.choice(list(value))
         changed = dict(value)
@@ -89,7 +89,7 @@ def mutated(rng: random.Random, value: Any) -> Any:
 
 
 def content_of(rng: random.Random, body: Any) -> bytes:
-    """As JSON, now and then with broken bytes."""
+    """Return JSON, sometimes with invalid bytes."""
     content = json.dumps(body).encode()
     if rng.random() < 0.05:
         at = rng.randrange(len(content) + 1)
@@ -98,7 +98,7 @@ def content_of(rng: random.Random, body: Any) -> bytes:
 
 
 def check(path: str, response: httpx.Response, sent: bytes) -> None:
-    """2xx or 4xx; what is refused has the shape of the API that was asked."""
+    """Check for a 2xx or 4xx status and the API's error shape."""
     assert 200 <= response.status_code < 300 or 400 <= response.status_code < 500, (path, sent)
     if response.status_code < 300:
         assert '"error":' not in response.text, (path, sent, response.text)
@@ -112,7 +112,7 @@ def check(path: str, response: httpx.Response, sent: bytes) -> None:
 
 
 def bombard(service: TinyService, *, count: int, seed: int) -> dict[int, int]:
-    """Send so many bodies; how many got which status."""
+    """Send `count` bodies; return the number of responses by status."""
     rng = random.Random(seed)
     statuses: dict[int, int] = {}
     headers = {"content-type": "application/json"}
@@ -130,7 +130,7 @@ def bombard(service: TinyService, *, count: int, seed: int) -> dict[int, int]:
 
 
 def num_tasks() -> int:
-    """asyncio tasks that are not done, in all threads of this process."""
+    """Return unfinished asyncio tasks of all threads."""
     return sum(type(item) is asyncio.Task and not item.done() for item in gc.get_objects())
 
 
@@ -141,7 +141,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyService]:
         yield tiny
 
 
-def test_a_few_hundred_bodies_leave_nothing_behind(service: TinyService) -> None:
+def test_a_few_hundred_random_bodies_leak_nothing(service: TinyService) -> None:
     bombard(service, count=5, seed=0)
     service.wait_until_idle()
     before = num_tasks()
@@ -154,7 +154,7 @@ def test_a_few_hundred_bodies_leave_nothing_behind(service: TinyService) -> None
 
 
 @pytest.mark.slow
-def test_ten_thousand_bodies_leave_nothing_behind(service: TinyService) -> None:
+def test_ten_thousand_random_bodies_leak_nothing(service: TinyService) -> None:
     bombard(service, count=1000, seed=2)
     service.wait_until_idle()
     before = num_tasks(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

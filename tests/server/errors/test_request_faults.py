@@ -1,4 +1,4 @@
-"""A request whose code breaks inside the engine gets a 500; other requests are served."""
+"""A fault of one request inside the engine is a 500; other requests are served."""
 
 import json
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def post(service: TinyService, body: dict[str, Any], route: str = "/v1/completio
 
 
 def check_log(message: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The id in the message leads to the traceback in the log."""
+    """The log has a traceback under the id of the message."""
     assert "secret" not in message
     request_id = message.split()[-1]
     (record,) = [r for r in caplog.records if r.name == "engine.core.engine_core"]
@@ -46,7 +46,7 @@ def check_log(message: str, caplog: pytest.LogCaptureFixture) -> None:
     assert "secret detail" in caplog.text
 
 
-def test_a_request_that_breaks_is_a_500_and_others_are_served(
+def test_a_fault_of_one_request_is_a_500_and_others_are_served(
     service: TinyService, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = {**BODY, "max_tokens": 8}
@@ -63,7 +63,7 @@ def test_a_request_that_breaks_is_a_500_and_others_are_served(
     assert service.worker.is_healthy()
 
 
-def test_a_stream_that_breaks_ends_with_an_error_event(
+def test_a_stream_with_a_fault_ends_with_an_error_event(
     service: TinyService, caplog: pytest.LogCaptureFixture
 ) -> None:
     response = post(service, {**BODY, "stream": True})
@@ -76,7 +76,7 @@ def test_a_stream_that_breaks_ends_with_an_error_event(
     service.wait_until_idle()
 
 
-def test_messages_have_their_own_shape_of_the_error(service: TinyService) -> None:
+def test_a_fault_has_anthropics_error_shape(service: TinyService) -> None:
     body = {
         "messages": [{"role": "user", "content": "abc"}],
         "max_tokens": 40,
@@ -89,7 +89,7 @@ def test_messages_have_their_own_shape_of_the_error(service: TinyService) -> Non
     service.wait_until_idle()
 
 
-def test_metrics_count_requests_that_broke(service: TinyService) -> None:
+def test_metrics_count_faults(service: TinyService) -> None:
     post(service, BODY)
     text = httpx.get(f"{service.url}/metrics").text
     assert 'finished_reason="error"' in text

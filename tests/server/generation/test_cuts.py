@@ -1,7 +1,7 @@
-"""Wherever an answer is cut, and by whatever: text, ids, logprobs, reason and usage agree.
+"""Stops at every position: text, ids, logprobs, finish reason and usage agree.
 
-A real tiny engine with drafts that are partly right stands behind the service, so that cuts fall
-at every place of a block.
+Runs a tiny engine with partly correct drafts, so that stops fall
+at every position of a block.
 """
 
 import itertools
@@ -53,8 +53,8 @@ def letters(token_ids: list[int]) -> str:
 
 
 @pytest.fixture(scope="module")
-def said() -> list[int]:
-    """What the target says without any stop; no token twice, so that each place can be named."""
+def output_ids() -> list[int]:
+    """The target's output without a stop; no token occurs twice."""
     ids = generate_alone(tiny_target(has_eos=False), PROMPT, LENGTH)
     assert len(set(ids)) == LENGTH
     return ids
@@ -62,7 +62,7 @@ def said() -> list[int]:
 
 @pytest.fixture(scope="module", params=[2, 4])
 def client(
-    request: pytest.FixtureRequest, said: list[int], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, output_ids: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TestClient]:
     folder = write_tiny_draft(tmp_path_factory.mktemp("draft"))
     built = tiny_engine(target=tiny_target(has_eos=False), draft_folder=folder)
@@ -70,14 +70,17 @@ def client(
     text = TextCodec(tokenizer=LetterTokenizer())
     app = create_app(engine=worker, text=text, options=ServerOptions(served_name="tiny"))
     try:
-        with oracle([[*PROMPT, *said]], good=request.param, vocab=VOCAB), TestClient(app) as client:
+        with (
+            oracle([[*PROMPT, *output_ids]], good=request.param, vocab=VOCAB),
+            TestClient(app) as client,
+        ):
             yield client
     finally:
         worker.close()
 
 
-def _answers(client: TestClient, params: dict[str, Any]) -> list[Any]:
-    """The same question asked whole, streamed, and streamed in pieces that are put together."""
+def _completions(client: TestClient, params: dict[str, Any]) -> list[Any]:
+    """Return the completion whole, streamed, and streamed incrementally."""
     body = {
         "input_ids": PROMPT,
         "sampling_params": {"temperature": 0, **params},
@@ -89,43 +92,43 @@ def _answers(client: TestClient, params: dict[str, Any]) -> list[Any]:
     pieces = events_of(client.post("/generate", json=body).text)
     for piece in pieces:
         assert len(piece["output_ids"]) == len(piece["meta_info"]["output_token_logprobs"])
-    told = [entry for p in pieces for entry in p["meta_info"]["output_token_logprobs"]]
-    joined = {
+    logprobs = [entry for p in pieces for entry in p["meta_info"]["output_token_logprobs"]]
+    merged = {
         "text": "".join(piece["text"] for piece in pieces),
         "output_ids": [token_id for piece in pieces for token_id in piece["output_ids"]],
-        "meta_info": {**pieces[-1]["meta_info"], "output_token_logprobs": told},
+        "meta_info": {**pieces[-1]["meta_info"], "output_token_logprobs": logprobs},
     }
-    return [whole, streamed[-1], joined]
+    return [whole, streamed[-1], merged]
 
 
 def _check(client: TestClient, params: dict[str, Any], ids: list[int], text: str, end: Any) -> None:
-    for answer in _answers(client, params):
-        meta = answer["meta_info"]
-        assert answer["output_ids"] == ids
-        assert answer["text"] == text
+    for completion in _completions(client, params):
+        meta = completion["meta_info"]
+        assert completion["output_ids"] == ids
+        assert completion["text"] == text
         assert meta["finish_reason"] == end
         assert meta["completion_tokens"] == len(ids)
         assert meta["prompt_tokens"] == len(PROMPT)
         assert [token_id for _, token_id, _ in meta["output_token_logprobs"]] == ids
 
 
-@pytest.mark.parametrize("place", range(9))
+@pytest.mark.parametrize("position", range(9))
 @pytest.mark.parametrize("kind", ["id", "string of one token", "string of three tokens"])
-def test_a_stop_at_any_place_of_a_block_cuts_everything_there(
-    place: int, kind: str, client: TestClient, said: list[int]
+def test_a_stop_at_any_position_of_a_block_cuts_text_ids_and_logprobs(
+    position: int, kind: str, client: TestClient, output_ids: list[int]
 ) -> None:
-    """With a limit before, at and behind the stop; at the same token the stop wins."""
+    """max_new_tokens before, at and after the stop; at the same token the stop wins."""
     width = 3 if kind == "string of three tokens" else 1
-    if place + 1 < width:
-        place = width - 1
-    stop: Any = letters(said[place + 1 - width : place + 1])
-    fields = {"stop": [stop]} if kind != "id" else {"stop_token_ids": [said[place]]}
-    matched = stop if kind != "id" else said[place]
-    for limit in range(max(1, place), place + 3):
-        ids = said[: min(limit, place + 1)]
-        if limit > place:
+    if position + 1 < width:
+        position = width - 1
+    stop: Any = letters(output_ids[position + 1 - width : position + 1])
+    fields = {"stop": [stop]} if kind != "id" else {"stop_token_ids": [output_ids[position]]}
+    matched = stop if kind != "id" else output_ids[position]
+    for limit in range(max(1, position), position + 3):
+        ids = output_ids[: min(limit, position + 1)]
+        if limit > position:
             end = {"type": "stop", "matched": matched}
-            text = letters(said[: place + 1 - width])
+            text = letters(output_ids[: position + 1 - width])
         else:
             end = {"type": "length", "length": limit}
             text = letters(ids)
@@ -134,12 +137,12 @@ def test_a_stop_at_any_place_of_a_block_cuts_everything_there(
 
 @pytest.mark.parametrize("first", range(0, 7, 2))
 @pytest.mark.parametrize("gap", [1, 3])
-def test_of_two_stops_the_first_to_be_complete_cuts_in_whatever_order_they_are_listed(
-    first: int, gap: int, client: TestClient, said: list[int]
+def test_the_first_complete_of_two_stops_cuts_in_any_listed_order(
+    first: int, gap: int, client: TestClient, output_ids: list[int]
 ) -> None:
     second = first + gap
     for kinds in itertools.product(("id", "string"), repeat=2):
-        stops = [(kind, said[at]) for kind, at in zip(kinds, (first, second), strict=True)]
+        stops = [(kind, output_ids[at]) for kind, at in zip(kinds, (first, second), strict=True)]
         for listed in (stops, stops[::-1]):
             params = {
                 "stop": [letters([token]) for kind, token in listed if kind == "string"],
@@ -149,15 +152,15 @@ def test_of_two_stops_the_first_to_be_complete_cuts_in_whatever_order_they_are_l
             kind, token = stops[0]
             matched = token if kind == "id" else letters([token])
             end = {"type": "stop", "matched": matched}
-            _check(client, params, said[: first + 1], letters(said[:first]), end)
+            _check(client, params, output_ids[: first + 1], letters(output_ids[:first]), end)
 
 
 @pytest.mark.parametrize("min_tokens", range(1, 9))
-def test_a_shortest_length_passes_over_string_stops_that_are_complete_before_it(
-    min_tokens: int, client: TestClient, said: list[int]
+def test_stop_strings_complete_before_min_new_tokens_are_ignored(
+    min_tokens: int, client: TestClient, output_ids: list[int]
 ) -> None:
-    stops = [letters([said[at]]) for at in (2, 5, 8)]
+    stops = [letters([output_ids[at]]) for at in (2, 5, 8)]
     cut = next(at for at in (2, 5, 8) if at + 1 >= min_tokens)
     params = {"stop": stops, "min_new_tokens": min_tokens, "max_new_tokens": LENGTH}
-    end = {"type": "stop", "matched": letters([said[cut]])}
-    _check(client, params, said[: cut + 1], letters(said[:cut]), end)
+    end = {"type": "stop", "matched": letters([output_ids[cut]])}
+    _check(client, params, output_ids[: cut + 1], letters(output_ids[:cut]), end)

@@ -1,4 +1,4 @@
-"""What a model's generation_config.json means for requests that leave sampling fields out."""
+"""generation_config: sampling defaults from a model's generation_config.json."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ def write(folder: Path, values: object) -> Path:
     return file
 
 
-def test_only_what_the_model_says_is_taken(tmp_path: Path) -> None:
+def test_fields_of_the_file_become_defaults(tmp_path: Path) -> None:
     file = write(tmp_path, {"temperature": 0.6, "top_p": None, "eos_token_id": [1, 2]})
     assert read_sampling(file) == {"temperature": 0.6}
 
@@ -30,7 +30,7 @@ def test_a_top_k_of_zero_is_off(tmp_path: Path) -> None:
     assert read_sampling(write(tmp_path, {"top_k": 0, "min_p": 0.1})) == {"top_k": -1, "min_p": 0.1}
 
 
-def test_what_the_server_does_not_apply_is_said(
+def test_fields_that_the_server_does_not_apply_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = write(tmp_path, {"typical_p": 0.9, "eta_cutoff": 0.0})
@@ -47,7 +47,7 @@ def test_a_file_that_is_not_json_is_refused_by_name(tmp_path: Path) -> None:
         read_sampling(file)
 
 
-def test_a_model_without_the_file_says_nothing(tmp_path: Path) -> None:
+def test_a_model_without_the_file_has_no_defaults(tmp_path: Path) -> None:
     assert model_sampling(str(tmp_path), revision=None) == {}
     write(tmp_path, {"top_p": 0.9})
     assert model_sampling(str(tmp_path), revision=None) == {"top_p": 0.9}

@@ -1,4 +1,4 @@
-"""Stop strings: the scanner and the text agree on where an answer ends, whatever the tokens."""
+"""Stop strings: scanner and output text find the same stop for any tokenization."""
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +28,7 @@ def first_stop(text: str, stops: list[str]) -> tuple[str, str] | None:
 
 
 def scan(data: bytes, stops: list[str]) -> tuple[int, str] | None:
-    """(number of the token that completes a stop, the stop), from the engine's side."""
+    """Return (index of the token that completes a stop, the stop) from the scanner."""
     scanner = StopStringScanner(decoder=CODEC.decoder(), table=StopTable(stops))
     for number, token_id in enumerate(data):
         stop = scanner.feed(token_id)
@@ -38,14 +38,14 @@ def scan(data: bytes, stops: list[str]) -> tuple[int, str] | None:
 
 
 def shown(data: bytes, stops: list[str]) -> list[str]:
-    answer = OutputText(decoder=CODEC.decoder(), table=StopTable(stops))
-    return [answer.push(token_id) for token_id in data] + [answer.flush()]
+    output = OutputText(decoder=CODEC.decoder(), table=StopTable(stops))
+    return [output.push(token_id) for token_id in data] + [output.flush()]
 
 
 @pytest.mark.parametrize(
     "stop", sorted({TEXT[i:j] for i in range(len(TEXT)) for j in range(i + 1, len(TEXT) + 1)})
 )
-def test_a_stop_at_any_place_ends_the_answer_there(stop: str) -> None:
+def test_a_stop_at_any_position_ends_the_output_there(stop: str) -> None:
     before = TEXT[: TEXT.index(stop)]
     assert "".join(shown(TEXT.encode(), [stop])) == before
     found = scan(TEXT.encode(), [stop])
@@ -57,7 +57,7 @@ def test_a_stop_at_any_place_ends_the_answer_there(stop: str) -> None:
     text=st.text("ab", max_size=30),
     stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=4),
 )
-def test_of_several_stops_the_first_to_be_complete_wins_and_the_longest_of_equals(
+def test_the_first_complete_stop_wins_and_the_longest_of_equals(
     text: str, stops: list[str]
 ) -> None:
     expected = first_stop(text, stops)
@@ -71,7 +71,7 @@ def test_of_several_stops_the_first_to_be_complete_wins_and_the_longest_of_equal
     text=st.text("ab日👍", max_size=20),
     stops=st.lists(st.text("ab日👍", min_size=1, max_size=4), min_size=1, max_size=3),
 )
-def test_nothing_is_shown_that_a_stop_takes_back(text: str, stops: list[str]) -> None:
+def test_text_of_a_stop_is_never_emitted(text: str, stops: list[str]) -> None:
     pieces = shown(text.encode(), stops)
     final = "".join(pieces)
     for end in range(len(pieces)):
@@ -102,18 +102,18 @@ def test_tokens_of_many_characters_find_the_same_stop(pieces: list[str], stops: 
         )
 
 
-def test_what_looked_like_a_stop_is_shown_when_it_turns_out_otherwise() -> None:
+def test_withheld_text_is_emitted_when_it_is_no_stop() -> None:
     assert shown(b"a END", ["END!"]) == ["a", " ", "", "", "", "END"]
     assert shown(b"ENDS", ["END!"]) == ["", "", "", "ENDS", ""]
 
 
-def test_after_a_stop_nothing_more_is_shown() -> None:
-    answer = OutputText(decoder=CODEC.decoder(), table=StopTable(["b"]))
-    assert [answer.push(token_id) for token_id in b"abcd"] == ["a", "", "", ""]
-    assert answer.flush() == ""
+def test_no_text_is_emitted_after_a_stop() -> None:
+    output = OutputText(decoder=CODEC.decoder(), table=StopTable(["b"]))
+    assert [output.push(token_id) for token_id in b"abcd"] == ["a", "", "", ""]
+    assert output.flush() == ""
 
 
-def test_of_a_hundred_long_stops_the_one_that_is_complete_is_found() -> None:
+def test_the_complete_one_of_a_hundred_long_stops_is_found() -> None:
     stops = [f"{'a' * 150}-{n}." for n in range(100)]
     search = StopSearch(StopTable(stops))
     assert [search.feed("a") for _ in range(2000)] == [None] * 2000

@@ -1,4 +1,4 @@
-"""A line per request: who, how it ended, what it cost; nothing of what was said."""
+"""The access log: one line per request, without prompts or outputs."""
 
 import logging
 
@@ -26,7 +26,7 @@ def _info(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_is_logged_with_its_counts_and_without_its_text(
+def test_a_completion_is_logged_with_its_counts_and_without_its_text(
     connect: Connect, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     client = connect(FakeEngine("hello secret"))
@@ -53,7 +53,7 @@ def test_an_answer_is_logged_with_its_counts_and_without_its_text(
     assert "secret" not in caplog.text
 
 
-def test_a_refusal_is_logged_by_its_status_alone(
+def test_a_refused_request_is_logged_with_its_status(
     connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     connect().post("/generate", json={"text": "my secret", "temprature": "my secret"})
@@ -64,21 +64,21 @@ def test_a_refusal_is_logged_by_its_status_alone(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_lost_client_is_logged_as_such_with_what_was_computed_for_it(
+def test_a_disconnect_is_logged_with_the_tokens_computed_so_far(
     caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     engine = FakeEngine(steps_before_pause=1)
     with served(app_with(engine)) as address:
         with pending_request(address, "/generate", {"text": ["hi", "hello"], "stream": stream}):
-            wait_until(lambda: engine.num_told == 2)
+            wait_until(lambda: engine.num_events == 2)
         wait_until(lambda: bool(lines(caplog)))
     (line,) = lines(caplog)
-    told = ("status", "answers", "finish", "prompt_tokens", "output_tokens")
-    assert [line[name] for name in told] == ["499", "2", "abort", "9", "6"]
-    assert "decode_s" not in line  # only an end tells of it
+    fields = ("status", "answers", "finish", "prompt_tokens", "output_tokens")
+    assert [line[name] for name in fields] == ["499", "2", "abort", "9", "6"]
+    assert "decode_s" not in line  # only a finish has it
 
 
-def test_an_answer_that_took_too_long_is_logged_with_what_was_computed_for_it(
+def test_a_timed_out_request_is_logged_with_the_tokens_computed_so_far(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     engine = FakeEngine(steps_before_pause=1)
@@ -88,7 +88,7 @@ def test_an_answer_that_took_too_long_is_logged_with_what_was_computed_for_it(
     assert [line[name] for name in ("status", "finish", "output_tokens")] == ["504", "abort", "3"]
 
 
-def test_what_the_engine_refuses_has_no_answers(
+def test_a_request_that_the_engine_refuses_has_no_completions(
     connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = connect(FakeEngine(refusal=EngineBusy("the queue of 2 is full")))
@@ -98,7 +98,7 @@ def test_what_the_engine_refuses_has_no_answers(
     assert "answers" not in line
 
 
-def test_what_is_polled_is_not_logged_at_info(
+def test_polled_routes_are_not_logged_at_info(
     connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = connect()
@@ -107,7 +107,7 @@ def test_what_is_polled_is_not_logged_at_info(
     assert [line["path"] for line in lines(caplog)] == ["/v1/models"]
 
 
-def test_nobody_writes_a_line_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_cannot_forge_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     with served(app_with(FakeEngine())) as address:
         httpx.get(f"{address}/a%0Afake status=200 b{'x' * 400}")
     (line,) = lines(caplog)
@@ -116,7 +116,7 @@ def test_nobody_writes_a_line_of_their_own(caplog: pytest.LogCaptureFixture) -> 
     assert line["status"] == "404"
 
 
-def test_an_answer_without_rounds_has_no_accept_length(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_completion_without_rounds_has_no_accept_length(caplog: pytest.LogCaptureFixture) -> None:
     record = RequestRecord("r", "c", "POST", "/generate", started_at=0.0, status=200)
     finish = Finish(FinishReason.LENGTH, None, 1, 1, 0, SpeculationStats(), 0.0, 0.0, 0.0)
     record.add(0.0, finish)
@@ -124,9 +124,7 @@ def test_an_answer_without_rounds_has_no_accept_length(caplog: pytest.LogCapture
     assert lines(caplog)[0]["accept_length"] == "none"
 
 
-def test_the_log_of_requests_can_be_switched_off(
-    connect: Connect, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_access_log_can_be_disabled(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
     connect(log_requests=False).post("/generate", json={"text": "hi"})
     assert lines(caplog) == []
 
@@ -134,15 +132,15 @@ def test_the_log_of_requests_can_be_switched_off(
 def test_a_listener_that_raises_is_removed_and_no_request_fails(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    heard: list[int] = []
+    statuses: list[int] = []
 
     def breaks(record: RequestRecord) -> None:
-        heard.append(record.status)
+        statuses.append(record.status)
         raise ZeroDivisionError
 
     with TestClient(app_with(FakeEngine(), listeners=[breaks])) as client:
         for _ in range(2):
             assert client.post("/generate", json={"text": "a"}).status_code == 200
-    assert heard == [200]
+    assert statuses == [200]
     assert len(lines(caplog)) == 2
     assert caplog.text.count("observer removed") == 1

@@ -1,4 +1,4 @@
-"""Who may ask and who may steer."""
+"""API keys of callers and admins."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def bearer(key: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "route", ["/ready", "/metrics", "/server_info", "/v1/models", "/docs", "/openapi.json", "/nope"]
 )
-def test_every_route_but_health_asks_for_a_key(connect: Connect, route: str) -> None:
+def test_every_route_but_health_needs_a_key(connect: Connect, route: str) -> None:
     client = connect(keys=BOTH)
     for headers in ({}, bearer("wrong"), {"authorization": "right"}, bearer(""), bearer("caf\xe9")):
         sent = {name: value.encode("latin-1") for name, value in headers.items()}
@@ -38,7 +38,7 @@ def test_every_route_but_health_asks_for_a_key(connect: Connect, route: str) -> 
             assert status == (404 if route == "/nope" else 200)
 
 
-def test_health_is_open_and_generating_is_not(connect: Connect) -> None:
+def test_health_is_open_and_generate_is_not(connect: Connect) -> None:
     engine = FakeEngine()
     client = connect(engine, keys=BOTH)
     assert client.get("/health").status_code == 200
@@ -46,14 +46,14 @@ def test_health_is_open_and_generating_is_not(connect: Connect) -> None:
     assert engine.requests == []
 
 
-def test_without_keys_nobody_is_asked(connect: Connect) -> None:
+def test_without_keys_every_route_is_open(connect: Connect) -> None:
     client = connect()
     assert client.get("/v1/models").status_code == 200
     assert client.post("/flush_cache").status_code == 200
 
 
 @pytest.mark.parametrize("route", STEERING)
-def test_steering_takes_an_admin_key_where_there_is_one(connect: Connect, route: str) -> None:
+def test_admin_routes_need_an_admin_key_if_there_is_one(connect: Connect, route: str) -> None:
     client = connect(keys=BOTH, profile_dir="/x")
     body = STEERING[route]
     error_of(client.post(route, json=body), 401)
@@ -63,25 +63,25 @@ def test_steering_takes_an_admin_key_where_there_is_one(connect: Connect, route:
 
 
 @pytest.mark.parametrize("route", STEERING)
-def test_without_an_admin_key_callers_may_steer(connect: Connect, route: str) -> None:
+def test_without_admin_keys_admin_routes_accept_a_callers_key(connect: Connect, route: str) -> None:
     client = connect(keys=KeyRing(callers=("right",)), profile_dir="/x")
     assert client.post(route, json=STEERING[route], headers=bearer("right")).status_code == 200
 
 
 @pytest.mark.parametrize("route", STEERING)
-def test_an_admin_key_alone_leaves_asking_open(connect: Connect, route: str) -> None:
+def test_with_only_admin_keys_generate_is_open(connect: Connect, route: str) -> None:
     client = connect(keys=KeyRing(admins=("admin",)))
     assert client.post("/generate", json={"text": "hi"}).status_code == 200
     error_of(client.post(route, json=STEERING[route]), 401)
     error_of(client.post(route, json=STEERING[route], headers=bearer("guess")), 401)
 
 
-def test_a_caller_may_end_requests_by_name(connect: Connect) -> None:
+def test_a_caller_may_abort_requests_by_name(connect: Connect) -> None:
     client = connect(keys=BOTH)
     done = client.post("/abort_request", json={"rid": "x"}, headers=bearer("right"))
     assert done.json() == {"aborted": 0}
 
 
-def test_keys_are_not_shown_by_what_holds_them() -> None:
+def test_the_repr_of_a_key_ring_has_no_keys() -> None:
     assert "right" not in repr(BOTH)
     assert "admin'" not in repr(BOTH)

@@ -1,4 +1,4 @@
-"""SIGTERM over the whole service: what runs finishes, what comes is sent away, then it ends."""
+"""SIGTERM: running requests finish, new ones are refused, the server exits."""
 
 import asyncio
 import signal
@@ -17,7 +17,7 @@ from tests.support.server.responses import error_of
 
 
 class DrainingEngine(FakeEngine):
-    """Takes nothing new while it waits for what runs, as EngineClient promises."""
+    """Refuses new requests while it drains, as EngineClient requires."""
 
     def __init__(self) -> None:
         super().__init__("hello world", steps_before_pause=1)
@@ -38,7 +38,7 @@ class DrainingEngine(FakeEngine):
         return True
 
 
-def test_what_runs_finishes_and_what_comes_is_sent_away() -> None:
+def test_running_requests_finish_and_new_ones_are_refused() -> None:
     engine, started = DrainingEngine(), threading.Event()
     app = app_with(engine)
 
@@ -47,7 +47,7 @@ def test_what_runs_finishes_and_what_comes_is_sent_away() -> None:
         await engine.drain(30)
 
     async def abandon() -> None:
-        raise AssertionError("nobody is in a hurry")
+        raise AssertionError("abandon was called")
 
     with Listener(host="127.0.0.1", port=free_port()) as listener:
         server = GracefulServer(app, on_ready=started.set, drain=drain, abandon=abandon)

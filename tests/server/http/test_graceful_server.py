@@ -1,4 +1,4 @@
-"""The first signal lets requests finish, the second hurries them; the address is taken early."""
+"""GracefulServer handles signals; Listener binds the address early."""
 
 import asyncio
 import signal
@@ -19,7 +19,7 @@ from tests.support.server.fakes import wait_until
 
 
 class SlowService:
-    """One route that answers when it is told to, and a drain that waits for its answers."""
+    """A route that blocks until may_finish, and a drain that waits for it."""
 
     def __init__(self) -> None:
         self.app = FastAPI()
@@ -78,8 +78,8 @@ def running(
 
 def fetch(url: str, into: list[str]) -> threading.Thread:
     def run() -> None:
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            into.append(answer.read().decode())
+        with urllib.request.urlopen(url, timeout=10) as response:
+            into.append(response.read().decode())
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -87,26 +87,26 @@ def fetch(url: str, into: list[str]) -> threading.Thread:
 
 
 def test_the_first_signal_lets_a_running_request_finish() -> None:
-    service, answers = SlowService(), []  # type: tuple[SlowService, list[str]]
+    service, responses = SlowService(), []  # type: tuple[SlowService, list[str]]
     with running(service) as (server, url, thread):
-        client = fetch(f"{url}/slow", answers)
+        client = fetch(f"{url}/slow", responses)
         wait_until(lambda: service.num_running == 1)
         server.handle_exit(signal.SIGTERM, None)
         wait_until(lambda: service.is_draining)
-        fetch(f"{url}/alive", answers).join()
-        assert answers == ['"alive"']  # still answering while it drains
+        fetch(f"{url}/alive", responses).join()
+        assert responses == ['"alive"']  # still serves while it drains
         service.may_finish = True
         client.join()
         thread.join(timeout=10)
         assert not thread.is_alive()
-    assert answers[1:] == ['"done"']
+    assert responses[1:] == ['"done"']
     assert service.log == ["ready", "drained"]
 
 
-def test_the_second_signal_hurries_what_the_first_one_waits_for() -> None:
-    service, answers = SlowService(), []  # type: tuple[SlowService, list[str]]
+def test_the_second_signal_aborts_what_the_first_one_waits_for() -> None:
+    service, responses = SlowService(), []  # type: tuple[SlowService, list[str]]
     with running(service) as (server, url, thread):
-        client = fetch(f"{url}/slow", answers)
+        client = fetch(f"{url}/slow", responses)
         wait_until(lambda: service.num_running == 1)
         server.handle_exit(signal.SIGINT, None)
         server.handle_exit(signal.SIGINT, None)
@@ -116,12 +116,12 @@ def test_the_second_signal_hurries_what_the_first_one_waits_for() -> None:
     assert service.log == ["ready", "abandoned", "drained"]
 
 
-def test_an_idle_connection_outlasts_that_of_a_load_balancer() -> None:
+def test_idle_connections_outlast_those_of_load_balancers() -> None:
     with running(SlowService()) as (server, _, _):
         assert server.config.timeout_keep_alive > 60
 
 
-def test_after_the_end_nobody_answers() -> None:
+def test_connections_are_refused_after_the_exit() -> None:
     service = SlowService()
     with running(service) as (server, url, thread):
         server.handle_exit(signal.SIGTERM, None)
@@ -130,7 +130,7 @@ def test_after_the_end_nobody_answers() -> None:
             urllib.request.urlopen(f"{url}/alive", timeout=5)
 
 
-def test_a_port_in_use_is_known_before_anything_is_loaded() -> None:
+def test_a_port_in_use_fails_at_the_bind() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -139,7 +139,7 @@ def test_a_port_in_use_is_known_before_anything_is_loaded() -> None:
             Listener(host="127.0.0.1", port=port)
 
 
-def test_somebody_who_was_faster_since_the_bind_is_noticed() -> None:
+def test_a_port_taken_after_the_bind_fails_at_listen() -> None:
     port = free_port()
     with (
         Listener(host="127.0.0.1", port=port) as slow,
@@ -150,7 +150,7 @@ def test_somebody_who_was_faster_since_the_bind_is_noticed() -> None:
             slow.listen()
 
 
-def test_an_address_of_another_machine_is_refused_by_name() -> None:
+def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(OSError, match=r"^server\.host: cannot listen on 192\.0\.2\.1:80"):
         Listener(host="192.0.2.1", port=8000)
 
@@ -158,7 +158,7 @@ def test_an_address_of_another_machine_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("host", "url"), [("0.0.0.0", "http://127.0.0.1"), ("127.0.0.1", "http://127.0.0.1")]
 )
-def test_the_address_shown_is_one_that_a_client_can_use(host: str, url: str) -> None:
+def test_the_url_is_one_that_a_client_can_use(host: str, url: str) -> None:
     port = free_port()
     with Listener(host=host, port=port) as listener:
         assert listener.url == f"{url}:{port}"
@@ -167,9 +167,9 @@ def test_the_address_shown_is_one_that_a_client_can_use(host: str, url: str) -> 
 def test_a_service_that_has_failed_ends_by_itself() -> None:
     service, has_failed = SlowService(), threading.Event()
     with running(service, has_failed=has_failed.is_set) as (_, url, thread):
-        answers: list[str] = []
-        fetch(f"{url}/alive", answers).join()
-        assert answers == ['"alive"']
+        responses: list[str] = []
+        fetch(f"{url}/alive", responses).join()
+        assert responses == ['"alive"']
         has_failed.set()
         thread.join(timeout=10)
         assert not thread.is_alive()

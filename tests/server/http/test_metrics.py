@@ -1,4 +1,4 @@
-"""What /metrics exposes, read back with the official parser."""
+"""/metrics, parsed with the official parser."""
 
 import httpx
 import pytest
@@ -45,7 +45,7 @@ def samples_of(text: str) -> Samples:
     }
 
 
-def test_the_engines_counters_and_gauges_are_exposed_under_vllms_stems(connect: Connect) -> None:
+def test_engine_metrics_have_vllms_names(connect: Connect) -> None:
     engine = FakeEngine()
     engine.state = SNAPSHOT
     response = connect(engine).get("/metrics")
@@ -91,7 +91,7 @@ def test_the_engines_counters_and_gauges_are_exposed_under_vllms_stems(connect: 
     assert (active, idle) == (1, 0)
 
 
-def test_each_answer_is_timed_once_and_each_further_commit_once(connect: Connect) -> None:
+def test_each_completion_and_each_further_commit_is_timed_once(connect: Connect) -> None:
     client = connect(FakeEngine("hello world"))  # 12 tokens in steps of 3
     client.post("/generate", json={"text": ["a", "b"]})
     samples = samples_of(client.get("/metrics").text)
@@ -111,11 +111,11 @@ def test_each_answer_is_timed_once_and_each_further_commit_once(connect: Connect
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_was_given_up_is_timed_as_far_as_it_came(stream: bool) -> None:
+def test_an_aborted_completion_is_timed_up_to_its_last_token(stream: bool) -> None:
     engine = FakeEngine(steps_before_pause=2)
     with served(app_with(engine)) as address:
         with pending_request(address, "/generate", {"text": "hi", "stream": stream}):
-            wait_until(lambda: engine.num_told == 2)
+            wait_until(lambda: engine.num_events == 2)
         wait_until(lambda: has_counted(address, "cancelled"))
         samples = samples_of(httpx.get(f"{address}/metrics").text)
     counts = {
@@ -126,7 +126,7 @@ def test_an_answer_that_was_given_up_is_timed_as_far_as_it_came(stream: bool) ->
     assert {name: samples[f"{name}_count", ()] for name in counts} == counts
 
 
-def test_two_services_in_one_process_count_apart(connect: Connect) -> None:
+def test_two_apps_in_one_process_have_separate_metrics(connect: Connect) -> None:
     first, second = connect(), connect()
     first.post("/generate", json={"text": "a"})
     assert samples_of(second.get("/metrics").text)["e2e_request_latency_seconds_count", ()] == 0

@@ -1,4 +1,4 @@
-"""The id and the body's size of every request."""
+"""Middleware: request ids, body limit, CORS, request counts."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tests.support.server.fakes import FakeEngine, app_with, served
 from tests.support.server.responses import error_of
 
 
-def test_a_request_id_is_sent_back(connect: Connect) -> None:
+def test_a_request_id_is_returned(connect: Connect) -> None:
     client = connect()
     headers = {"x-request-id": "abc-1"}
     for stream in (False, True):
@@ -26,13 +26,13 @@ def test_a_request_id_is_sent_back(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "with space", "x" * 129, "caf\u00e9"])
-def test_an_id_that_cannot_be_used_is_replaced(connect: Connect, given: str) -> None:
+def test_an_invalid_request_id_is_replaced(connect: Connect, given: str) -> None:
     headers = {b"x-request-id": given.encode("latin-1")}
     response = connect().get("/health", headers=headers)  # type: ignore[arg-type]
     assert len(response.headers["x-request-id"]) == 32
 
 
-def test_a_body_over_the_limit_is_refused_with_the_numbers(connect: Connect) -> None:
+def test_a_body_over_the_limit_is_refused_with_the_limit(connect: Connect) -> None:
     client = connect(max_body_bytes=100)
     error = error_of(client.post("/generate", json={"text": "a" * 100}), 413)
     assert error["code"] == "body_too_large"
@@ -40,7 +40,7 @@ def test_a_body_over_the_limit_is_refused_with_the_numbers(connect: Connect) -> 
     assert client.post("/generate", json={"text": "a" * 50}).status_code == 200
 
 
-def test_a_body_that_does_not_announce_its_size_is_refused_all_the_same() -> None:
+def test_a_chunked_body_over_the_limit_is_refused() -> None:
     chunks = (b" " * 1024 for _ in range(64))
     with served(app_with(FakeEngine(), max_body_bytes=4096)) as address:
         headers = {"content-type": "application/json"}
@@ -51,7 +51,7 @@ def test_a_body_that_does_not_announce_its_size_is_refused_all_the_same() -> Non
         assert httpx.post(f"{address}/generate", json={"text": "hi"}).status_code == 200
 
 
-def test_the_pieces_of_a_body_are_counted_together() -> None:
+def test_the_chunks_of_a_body_are_counted_together() -> None:
     pieces = [b'{"text": "', b"a" * 60, b"a" * 60]
     sent: list[Message] = []
 
@@ -72,7 +72,7 @@ def test_the_pieces_of_a_body_are_counted_together() -> None:
     assert sent[0]["status"] == 413
 
 
-def test_requests_are_counted_by_how_they_ended(connect: Connect) -> None:
+def test_requests_are_counted_by_outcome(connect: Connect) -> None:
     client = connect(keys=KeyRing(callers=("right",)))
     headers = {"authorization": "Bearer right"}
     client.post("/generate", json={"text": "hi"}, headers=headers)
@@ -86,7 +86,7 @@ def test_requests_are_counted_by_how_they_ended(connect: Connect) -> None:
     assert 'dspark:requests_total{outcome="server_error"} 0.0' in text
 
 
-def test_pages_of_the_named_origins_may_call_and_no_others(connect: Connect) -> None:
+def test_only_configured_origins_get_cors_headers(connect: Connect) -> None:
     client = connect(cors_origins=("https://chat.example.org",), keys=KeyRing(callers=("right",)))
     ours, other = {"origin": "https://chat.example.org"}, {"origin": "https://other.example.org"}
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "x-a"}
@@ -101,6 +101,6 @@ def test_pages_of_the_named_origins_may_call_and_no_others(connect: Connect) -> 
     assert "access-control-allow-origin" not in stranger.headers
 
 
-def test_without_origins_no_page_is_let_in(connect: Connect) -> None:
+def test_without_configured_origins_there_are_no_cors_headers(connect: Connect) -> None:
     response = connect().get("/health", headers={"origin": "https://chat.example.org"})
     assert "access-control-allow-origin" not in response.headers

@@ -1,4 +1,4 @@
-"""A request that waits or takes too long is ended with a 504, and leaves nothing behind."""
+"""Time limits end a request with a 504 and free its resources."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,8 +16,8 @@ from tests.support.server.tiny_service import tiny_service
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", ROUTES)
-def test_who_waits_too_long_in_the_queue_is_sent_away(route: str, stream: bool) -> None:
-    engine = FakeEngine(steps_before_pause=0, leaves_queued=True)
+def test_a_request_in_the_queue_beyond_the_limit_gets_504(route: str, stream: bool) -> None:
+    engine = FakeEngine(steps_before_pause=0, stays_queued=True)
     with served(app_with(engine, limits=TimeLimits(queue_s=0.05))) as address:
         response = httpx.post(address + route, json={**ROUTES[route], "stream": stream})
         error = error_of(response, 504)
@@ -27,7 +27,7 @@ def test_who_waits_too_long_in_the_queue_is_sent_away(route: str, stream: bool) 
         wait_until(lambda: has_counted(address, "timeout"))
 
 
-def test_who_has_begun_is_not_sent_away_for_waiting() -> None:
+def test_the_queue_limit_does_not_apply_to_a_running_request() -> None:
     engine = FakeEngine("hello", steps_before_pause=0)
     limits = TimeLimits(queue_s=0.01, request_s=0.1)
     with served(app_with(engine, limits=limits)) as address:
@@ -37,7 +37,7 @@ def test_who_has_begun_is_not_sent_away_for_waiting() -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_an_answer_that_takes_too_long_is_cancelled(route: str) -> None:
+def test_a_request_beyond_the_time_limit_is_cancelled(route: str) -> None:
     engine = FakeEngine(steps_before_pause=2)
     with served(app_with(engine, limits=TimeLimits(request_s=0.05))) as address:
         error = error_of(httpx.post(address + route, json=ROUTES[route]), 504)
@@ -45,7 +45,7 @@ def test_an_answer_that_takes_too_long_is_cancelled(route: str) -> None:
         assert (engine.num_cancelled, engine.running) == (1, set())
 
 
-def test_a_stream_that_takes_too_long_ends_with_the_error() -> None:
+def test_a_stream_beyond_the_time_limit_ends_with_the_error() -> None:
     engine = FakeEngine(steps_before_pause=1)
     with served(app_with(engine, limits=TimeLimits(request_s=0.05))) as address:
         text = httpx.post(f"{address}/generate", json={"text": "hi", "stream": True}).text
@@ -55,23 +55,23 @@ def test_a_stream_that_takes_too_long_ends_with_the_error() -> None:
         assert engine.num_cancelled == 1
 
 
-def test_within_the_limits_nothing_changes() -> None:
+def test_requests_within_the_limits_succeed() -> None:
     limits = TimeLimits(queue_s=30, request_s=30)
     with served(app_with(FakeEngine("hello"), limits=limits)) as address:
         assert httpx.post(f"{address}/generate", json={"text": "hi"}).json()["text"] == "hello"
 
 
-def test_a_real_engine_gets_its_pages_back_from_those_who_were_late(tmp_path: Path) -> None:
-    """One slot: a request runs past its time, and others never begin."""
+def test_a_real_engine_frees_the_pages_of_timed_out_requests(tmp_path: Path) -> None:
+    """With one slot, one request exceeds its time and the others stay in the queue."""
     limits = TimeLimits(queue_s=0.01, request_s=0.03)
     with tiny_service(tmp_path, engine={"max_running_requests": 1}, limits=limits) as service:
         body: dict[str, Any] = {"text": "long", "sampling_params": {"max_new_tokens": 150}}
 
-        def ask(_: int) -> str:
+        def code_of(_: int) -> str:
             response = httpx.post(f"{service.url}/generate", json=body, timeout=30)
             return str(error_of(response, 504)["code"])
 
         with ThreadPoolExecutor(4) as pool:
-            codes = set(pool.map(ask, range(4)))
+            codes = set(pool.map(code_of, range(4)))
         assert codes <= {"queue_timeout", "request_timeout"}
         service.wait_until_idle()

@@ -1,4 +1,4 @@
-"""HTTPS, with a certificate of localhost that is good for a hundred years."""
+"""HTTPS with a self-signed certificate of localhost."""
 
 import ssl
 import threading
@@ -31,7 +31,7 @@ async def nothing() -> None:
     pass
 
 
-def test_with_a_certificate_the_server_speaks_https() -> None:
+def test_a_certificate_enables_https() -> None:
     certificate = certificate_of(settings(ssl_certfile=FILE, ssl_keyfile=KEY))
     assert certificate == Certificate(FILE, KEY)
     started: list[bool] = []
@@ -49,18 +49,18 @@ def test_with_a_certificate_the_server_speaks_https() -> None:
         try:
             wait_until(lambda: bool(started))
             trusted = ssl.create_default_context(cafile=FILE)
-            answer = httpx.post(f"{listener.url}/generate", json={"text": "hi"}, verify=trusted)
-            assert answer.json()["text"] == "hello"
+            response = httpx.post(f"{listener.url}/generate", json={"text": "hi"}, verify=trusted)
+            assert response.json()["text"] == "hello"
         finally:
             server.should_exit = True
             thread.join(timeout=10)
 
 
-def test_without_a_certificate_there_is_none() -> None:
+def test_without_a_certificate_the_server_uses_plain_http() -> None:
     assert certificate_of(settings()) is None
 
 
-def test_files_that_do_not_belong_together_are_refused_at_once(tmp_path: Path) -> None:
+def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
     for broken in (settings(ssl_certfile=FILE), settings(ssl_certfile=KEY, ssl_keyfile=KEY)):
         with pytest.raises(SettingsError, match=r"^server\.ssl_certfile: found .*accepted: a PEM"):
             certificate_of(broken)

@@ -1,4 +1,4 @@
-"""Spans as a collector sees them."""
+"""SpanExporter: spans as a collector gets them."""
 
 import sys
 import threading
@@ -30,7 +30,7 @@ def spans_of(engine: FakeEngine, body: dict[str, object], **headers: str) -> lis
     return list(exporter.get_finished_spans())
 
 
-def test_a_request_is_a_span_with_three_stages_for_each_answer() -> None:
+def test_a_request_is_a_span_with_three_stages_per_completion() -> None:
     *stages, request = spans_of(FakeEngine("hello"), {"text": ["a", "b"]})
     assert request.name == "POST /generate"
     assert request.kind is SpanKind.SERVER
@@ -48,7 +48,7 @@ def test_a_request_is_a_span_with_three_stages_for_each_answer() -> None:
     assert "hello" not in "".join(span.to_json() for span in [*stages, request])
 
 
-def test_a_request_joins_the_trace_that_its_caller_is_in() -> None:
+def test_a_request_joins_the_trace_of_its_traceparent() -> None:
     (span,) = spans_of(FakeEngine(), {"text": ""}, traceparent=f"00-{TRACE}-{PARENT}-01")
     assert f"{span.context.trace_id:032x}" == TRACE
     assert span.parent is not None
@@ -56,7 +56,7 @@ def test_a_request_joins_the_trace_that_its_caller_is_in() -> None:
     assert span.status.status_code is StatusCode.UNSET  # a caller's mistake is no error of ours
 
 
-def test_a_failure_of_the_server_is_an_error() -> None:
+def test_a_server_error_sets_the_error_status() -> None:
     (span,) = spans_of(FakeEngine(refusal=EngineDead("gone")), {"text": "hi"})
     assert span.status.status_code is StatusCode.ERROR
 

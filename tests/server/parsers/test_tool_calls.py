@@ -1,4 +1,4 @@
-"""Each format's calls, what is none, and one answer wherever the text is cut."""
+"""Tool-call and reasoning parsers: valid and invalid calls, at any split of the text."""
 
 import json
 from typing import Any, get_args
@@ -125,7 +125,7 @@ def test_calls_are_found(form: ToolFormat, text: str, parts: list[Part]) -> None
         ("pythonic", "[]"),
     ],
 )
-def test_what_is_no_valid_call_stays_text_to_the_letter(form: ToolFormat, text: str) -> None:
+def test_an_invalid_call_stays_text(form: ToolFormat, text: str) -> None:
     assert read(form, text) == [Content(text)]
 
 
@@ -151,11 +151,11 @@ def test_a_malformed_call_does_not_hide_the_next_one() -> None:
         ("", False, []),
     ],
 )
-def test_thoughts_are_told_apart(text: str, is_open: bool, parts: list[Part]) -> None:
+def test_reasoning_is_separated_from_content(text: str, is_open: bool, parts: list[Part]) -> None:
     assert parse_complete(ReasoningParser(rest=PlainTextParser(), is_open=is_open), text) == parts
 
 
-def test_calls_after_thoughts_are_found_and_calls_in_thoughts_are_thoughts() -> None:
+def test_calls_after_reasoning_are_found_and_calls_inside_it_are_not() -> None:
     parser = ReasoningParser(rest=tool_parser("hermes", NAMES), is_open=False)
     text = f"<think>I could {HERMES}</think>\n{HERMES}"
     assert parse_complete(parser, text) == [Reasoning(f"I could {HERMES}"), PARIS]
@@ -170,7 +170,9 @@ def test_calls_after_thoughts_are_found_and_calls_in_thoughts_are_thoughts() -> 
         ("plain", None),
     ],
 )
-def test_a_template_tells_its_format(template: str, form: ToolFormat | None) -> None:
+def test_the_tool_call_format_is_detected_from_the_template(
+    template: str, form: ToolFormat | None
+) -> None:
     assert format_of_template(template) == form
 
 
@@ -201,13 +203,13 @@ _FRAGMENTS = [
 _TEXTS = st.lists(st.sampled_from(_FRAGMENTS) | st.text(max_size=3), max_size=8).map("".join)
 
 
-@given(text=_TEXTS, form=st.sampled_from(FORMATS), thinks=st.sampled_from([None, False, True]))
-def test_the_parts_are_the_same_wherever_the_text_is_cut(
-    text: str, form: ToolFormat, thinks: bool | None
+@given(text=_TEXTS, form=st.sampled_from(FORMATS), is_open=st.sampled_from([None, False, True]))
+def test_parts_do_not_depend_on_how_the_text_is_split(
+    text: str, form: ToolFormat, is_open: bool | None
 ) -> None:
     def parser() -> Any:
         tools = tool_parser(form, NAMES)
-        return tools if thinks is None else ReasoningParser(rest=tools, is_open=thinks)
+        return tools if is_open is None else ReasoningParser(rest=tools, is_open=is_open)
 
     whole = parse_complete(parser(), text)
     for cut in range(len(text) + 1):
@@ -219,17 +221,15 @@ def test_the_parts_are_the_same_wherever_the_text_is_cut(
     assert merge_parts([*pieces, *single.flush()]) == whole
 
 
-@given(text=_TEXTS, form=st.sampled_from(FORMATS), thinks=st.booleans())
-def test_no_text_is_lost_but_blanks_tags_and_calls(
-    text: str, form: ToolFormat, thinks: bool
-) -> None:
+@given(text=_TEXTS, form=st.sampled_from(FORMATS), is_open=st.booleans())
+def test_only_whitespace_and_tags_are_dropped(text: str, form: ToolFormat, is_open: bool) -> None:
     tools = tool_parser(form, frozenset())  # no tool is offered: nothing is a call
     assert parse_complete(tools, text) == ([Content(text)] if text else [])
     parts = parse_complete(
-        ReasoningParser(rest=tool_parser(form, frozenset()), is_open=thinks), text
+        ReasoningParser(rest=tool_parser(form, frozenset()), is_open=is_open), text
     )
-    told = "".join(part.text for part in parts if not isinstance(part, ToolCall))
-    tagless = text if thinks else text.replace("<think>", "", 1)
+    text_left = "".join(part.text for part in parts if not isinstance(part, ToolCall))
+    tagless = text if is_open else text.replace("<think>", "", 1)
     left = "".join(text.split()), "".join(tagless.split())
     right = "".join(tagless.replace("</think>", "", 1).split())
-    assert "".join(told.split()) in (*left, right)
+    assert "".join(text_left.split()) in (*left, right)

@@ -20,20 +20,20 @@ WEATHER: Any = {
     },
 }
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
-ASK: dict[str, Any] = {"model": "tiny", "messages": [USER], "tools": [WEATHER]}
+BODY: dict[str, Any] = {"model": "tiny", "messages": [USER], "tools": [WEATHER]}
 
 
-def chat(says: str, *, body: dict[str, Any] | None = None, **options: Any) -> Any:
-    app = app_with(FakeEngine(says, max_len=1000), **{"tool_parser": "hermes", **options})
+def chat(output: str, *, body: dict[str, Any] | None = None, **options: Any) -> Any:
+    app = app_with(FakeEngine(output, max_len=1000), **{"tool_parser": "hermes", **options})
     with (
         served(app) as address,
         openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client,
     ):
-        answer = client.chat.completions.create(**(body or ASK))
-        return list(answer) if (body or ASK).get("stream") else answer
+        completion = client.chat.completions.create(**(body or BODY))
+        return list(completion) if (body or BODY).get("stream") else completion
 
 
-def test_a_call_comes_as_a_call_and_its_text_as_content() -> None:
+def test_a_call_and_the_text_before_it_are_separated() -> None:
     choice = chat(f"Let me see.\n{CALL}\n{CALL}").choices[0]
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "Let me see."
@@ -43,20 +43,20 @@ def test_a_call_comes_as_a_call_and_its_text_as_content() -> None:
     assert all(len(call.id) == 9 for call in choice.message.tool_calls)
 
 
-def test_a_message_of_calls_alone_has_no_content() -> None:
+def test_a_message_with_only_calls_has_no_content() -> None:
     assert chat(CALL).choices[0].message.content is None
 
 
-@pytest.mark.parametrize("says", ["<tool_call>{</tool_call>", "It is sunny. ", CALL[:-30]])
-def test_what_is_no_call_is_content(says: str) -> None:
-    choice = chat(says).choices[0]
-    assert (choice.finish_reason, choice.message.content) == ("stop", says)
+@pytest.mark.parametrize("output", ["<tool_call>{</tool_call>", "It is sunny. ", CALL[:-30]])
+def test_text_without_a_call_is_content(output: str) -> None:
+    choice = chat(output).choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("stop", output)
     assert choice.message.tool_calls is None
 
 
-def test_a_stream_tells_the_same_calls() -> None:
-    says = f"Let me see.\n{CALL}\n{CALL}"
-    chunks = chat(says, body={**ASK, "stream": True})
+def test_a_stream_has_the_same_calls() -> None:
+    output = f"Let me see.\n{CALL}\n{CALL}"
+    chunks = chat(output, body={**BODY, "stream": True})
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert "".join(delta.content or "" for delta in deltas) == "Let me see."
     arguments, names = {0: "", 1: ""}, {}
@@ -69,21 +69,21 @@ def test_a_stream_tells_the_same_calls() -> None:
     assert [c.choices[0].finish_reason for c in chunks][-1] == "tool_calls"
 
 
-def test_a_message_that_the_client_has_parsed_can_be_handed_back() -> None:
+def test_a_message_parsed_by_the_client_can_be_sent_back() -> None:
     app = app_with(FakeEngine(f"Let me see.\n{CALL}", max_len=2000), tool_parser="hermes")
     with (
         served(app) as address,
         openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client,
     ):
-        with client.chat.completions.stream(**ASK) as stream:
-            said = stream.get_final_completion().choices[0].message
-        assert said.tool_calls
-        result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "rain"}
-        again = client.chat.completions.create(**{**ASK, "messages": [USER, said, result]})
+        with client.chat.completions.stream(**BODY) as stream:
+            message = stream.get_final_completion().choices[0].message
+        assert message.tool_calls
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"}
+        again = client.chat.completions.create(**{**BODY, "messages": [USER, message, result]})
     assert again.choices[0].finish_reason == "tool_calls"
 
 
-def test_the_template_is_given_the_tools_and_the_conversation(connect: Connect) -> None:
+def test_the_template_gets_the_tools_and_the_messages(connect: Connect) -> None:
     engine = FakeEngine(max_len=1000)
     client = connect(engine, tool_parser="hermes")
     call = {
@@ -96,18 +96,20 @@ def test_the_template_is_given_the_tools_and_the_conversation(connect: Connect) 
         {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
         {"role": "tool", "tool_call_id": "a", "content": "sunny"},
     ]
-    response = client.post("/v1/chat/completions", json={**ASK, "messages": turns})
+    response = client.post("/v1/chat/completions", json={**BODY, "messages": turns})
     assert response.status_code == 200, response.text
     prompt = bytes(engine.requests[0].prompt_ids).decode()
     assert prompt.startswith(f"tools: {json.dumps([WEATHER])}\n")
     assert prompt.endswith("user: hi\nassistant: \ntool: sunny\nassistant: ")
 
 
-def test_tools_that_may_not_be_called_are_not_shown_and_not_looked_for(connect: Connect) -> None:
+def test_tool_choice_none_hides_tools_and_skips_parsing(connect: Connect) -> None:
     engine = FakeEngine(CALL, max_len=1000)
-    body = {**ASK, "tool_choice": "none"}
-    answer = connect(engine, tool_parser="hermes").post("/v1/chat/completions", json=body).json()
-    assert answer["choices"][0]["message"]["content"] == CALL
+    body = {**BODY, "tool_choice": "none"}
+    completion = (
+        connect(engine, tool_parser="hermes").post("/v1/chat/completions", json=body).json()
+    )
+    assert completion["choices"][0]["message"]["content"] == CALL
     assert b"tools" not in bytes(engine.requests[0].prompt_ids)
 
 
@@ -166,13 +168,13 @@ def _strict(parameters: dict[str, Any]) -> dict[str, Any]:
         ({"chat_template_kwargs": {"opening": "\ud800"}}, "messages", "refuses"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_promised_or_understood_is_refused_by_name(
+def test_an_invalid_tool_field_is_named(
     connect: Connect, change: dict[str, Any], param: str | None, word: str
 ) -> None:
     client = connect(FakeEngine(max_len=1000), tool_parser="hermes")
     headers = {"content-type": "application/json"}
     response = client.post(
-        "/v1/chat/completions", content=json.dumps({**ASK, **change}), headers=headers
+        "/v1/chat/completions", content=json.dumps({**BODY, **change}), headers=headers
     )
     if param is None:
         assert response.status_code == 200, response.text
@@ -182,26 +184,26 @@ def test_what_cannot_be_promised_or_understood_is_refused_by_name(
     assert word in error["message"]
 
 
-def test_a_model_that_was_not_shown_tools_is_not_offered_any(connect: Connect) -> None:
-    error = error_of(connect().post("/v1/chat/completions", json=ASK))
+def test_tools_are_refused_without_a_tool_call_format(connect: Connect) -> None:
+    error = error_of(connect().post("/v1/chat/completions", json=BODY))
     assert (error["param"], error["code"]) == ("tools", "unsupported_field")
     assert "the chat template has none" in error["message"]
 
 
-def test_thoughts_are_told_apart_streamed_or_not() -> None:
-    says = f"<think>\nWell.\n</think>\n\nLook: {CALL}"
-    message = chat(says, reasoning_parser="think").choices[0].message
+def test_reasoning_is_separated_streamed_or_not() -> None:
+    output = f"<think>\nWell.\n</think>\n\nLook: {CALL}"
+    message = chat(output, reasoning_parser="think").choices[0].message
     assert message.reasoning_content == "Well."
     assert message.content == "Look:"
     assert message.tool_calls[0].function.name == "weather"
-    chunks = chat(says, body={**ASK, "stream": True}, reasoning_parser="think")
+    chunks = chat(output, body={**BODY, "stream": True}, reasoning_parser="think")
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert "".join(getattr(d, "reasoning_content", None) or "" for d in deltas) == "Well."
     assert "".join(d.content or "" for d in deltas) == "Look:"
 
 
-def test_without_a_parser_thoughts_are_content(connect: Connect) -> None:
+def test_without_a_reasoning_parser_reasoning_is_content(connect: Connect) -> None:
     body = {"messages": [USER], "stream": True}
     text = connect(FakeEngine("<think>a</think>b")).post("/v1/chat/completions", json=body).text
-    said = [event["choices"][0]["delta"].get("content", "") for event in events_of(text)]
-    assert "".join(said) == "<think>a</think>b"
+    message = [event["choices"][0]["delta"].get("content", "") for event in events_of(text)]
+    assert "".join(message) == "<think>a</think>b"

@@ -1,4 +1,4 @@
-"""Options of a request on their way to the engine, and what comes back for them, on every route."""
+"""Sampling options and log probabilities on every route."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ USER = [{"role": "user", "content": "hi"}]
 
 
 def _bodies(name: str = "min_tokens", **fields: Any) -> list[tuple[str, dict[str, Any]]]:
-    """One body for each route; the fields stand where the route has them."""
+    """Return one body per route, with the fields at the route's place."""
     native = {**fields, "min_new_tokens": 4, "max_new_tokens": 9}
     openai = {**fields, "min_tokens": 4, "max_tokens": 9}
     return [
@@ -49,9 +49,7 @@ def test_options_reach_the_engine_from_every_route(connect: Connect, at: int) ->
 
 
 @pytest.mark.parametrize("at", range(3))
-def test_the_models_own_repetition_penalty_stands_in_for_a_missing_one(
-    connect: Connect, at: int
-) -> None:
+def test_a_missing_repetition_penalty_is_the_models(connect: Connect, at: int) -> None:
     engine = FakeEngine()
     client = connect(engine, default_sampling={"repetition_penalty": 1.1})
     route, body = _bodies()[at]
@@ -61,9 +59,7 @@ def test_the_models_own_repetition_penalty_stands_in_for_a_missing_one(
 
 @pytest.mark.parametrize("at", range(3))
 @pytest.mark.parametrize("stream", [False, True])
-def test_several_answers_differ_in_their_choice_alone(
-    connect: Connect, at: int, stream: bool
-) -> None:
+def test_choices_differ_only_in_their_index(connect: Connect, at: int, stream: bool) -> None:
     engine = FakeEngine(lambda request: b"abc"[request.choice :])
     route, body = _bodies(n=3, seed=5)[at]
     response = connect(engine).post(route, json={**body, "stream": stream})
@@ -78,17 +74,17 @@ def test_several_answers_differ_in_their_choice_alone(
         for event in events_of(response.text):
             for part in event.get("choices", [event]):
                 text = part.get("text", part.get("delta", {}).get("content")) or ""
-                is_all = at == 0  # the native route tells all so far
+                is_all = at == 0  # native events have all text so far
                 texts[part["index"]] = text if is_all else texts[part["index"]] + text
     else:
-        answer = response.json()
-        parts = answer if at == 0 else answer["choices"]
+        completion = response.json()
+        parts = completion if at == 0 else completion["choices"]
         for i, part in enumerate(parts):
             texts[i] = part.get("text") or part["message"]["content"]
     assert texts == {0: "abc", 1: "bc", 2: "c"}
 
 
-def test_usage_counts_a_prompt_once_whatever_the_number_of_its_answers(connect: Connect) -> None:
+def test_usage_counts_a_prompt_once_for_all_choices(connect: Connect) -> None:
     engine = FakeEngine("abc")
     body = {"prompt": ["hi", "you"], "n": 2, "max_tokens": 3}
     whole = connect(engine).post("/v1/completions", json=body).json()
@@ -100,23 +96,23 @@ def test_usage_counts_a_prompt_once_whatever_the_number_of_its_answers(connect: 
     assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
 
 
-def test_each_of_several_answers_has_a_name_of_its_own(connect: Connect) -> None:
+def test_each_choice_has_an_id(connect: Connect) -> None:
     body = {"text": "hi", "rid": "r", PARAMS: {"n": 2}}
-    answers = connect(FakeEngine("a")).post("/generate", json=body).json()
-    assert [answer["meta_info"]["id"] for answer in answers] == ["r-0", "r-1"]
+    completions = connect(FakeEngine("a")).post("/generate", json=body).json()
+    assert [completion["meta_info"]["id"] for completion in completions] == ["r-0", "r-1"]
 
 
-def test_an_answer_no_shorter_than_asked_passes_over_stops_before_that(connect: Connect) -> None:
+def test_stops_before_min_new_tokens_are_ignored(connect: Connect) -> None:
     """min_new_tokens 4: the stop that token 2 completes does not count, the next one does."""
     engine = FakeEngine("xaxaxaxa")
     params = {"min_new_tokens": 4, "stop": ["xa"], "max_new_tokens": 8}
     for stream in (False, True):
         body = {"text": "hi", PARAMS: params, "stream": stream}
         response = connect(engine).post("/generate", json=body)
-        answer = events_of(response.text)[-1] if stream else response.json()
-        assert answer["text"] == "xa"
-        assert answer["output_ids"] == [*b"xaxa"]
-        assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": "xa"}
+        completion = events_of(response.text)[-1] if stream else response.json()
+        assert completion["text"] == "xa"
+        assert completion["output_ids"] == [*b"xaxa"]
+        assert completion["meta_info"]["finish_reason"] == {"type": "stop", "matched": "xa"}
 
 
 # -- log probabilities -------------------------------------------------------------------------
@@ -146,7 +142,7 @@ def test_native_logprobs_have_an_entry_for_every_id(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize(("start", "expected"), [(-1, []), (2, [[-1.05, 105, None]]), (9, [])])
-def test_native_logprobs_of_the_prompt_begin_where_asked(
+def test_native_prompt_logprobs_begin_at_logprob_start_len(
     connect: Connect, start: int, expected: list[Any]
 ) -> None:
     body = {"text": "hi", "return_logprob": True, "logprob_start_len": start}
@@ -157,9 +153,7 @@ def test_native_logprobs_of_the_prompt_begin_where_asked(
 
 
 @pytest.mark.parametrize("is_incremental", [False, True])
-def test_native_streams_tell_as_many_logprobs_as_ids(
-    connect: Connect, is_incremental: bool
-) -> None:
+def test_native_streams_have_one_logprob_per_id(connect: Connect, is_incremental: bool) -> None:
     body = {
         "text": "hi",
         "return_logprob": True,
@@ -169,19 +163,19 @@ def test_native_streams_tell_as_many_logprobs_as_ids(
     }
     events = events_of(connect(FakeEngine("hello wörld")).post("/generate", json=body).text)
     for event in events:
-        told = event["meta_info"]["output_token_logprobs"]
-        assert [token_id for _, token_id, _ in told] == event["output_ids"]
+        logprobs = event["meta_info"]["output_token_logprobs"]
+        assert [token_id for _, token_id, _ in logprobs] == event["output_ids"]
     whole = connect(FakeEngine("hello wörld")).post("/generate", json={**body, "stream": False})
     expected = whole.json()["meta_info"]
     for name in ("output_token_logprobs", "input_token_logprobs"):
-        told = [entry for event in events for entry in event["meta_info"][name]]
-        assert (told if is_incremental else events[-1]["meta_info"][name]) == expected[name]
+        logprobs = [entry for event in events for entry in event["meta_info"][name]]
+        assert (logprobs if is_incremental else events[-1]["meta_info"][name]) == expected[name]
 
 
 def test_chat_logprobs_have_text_and_bytes_of_each_token(connect: Connect) -> None:
     body = {"messages": USER, "logprobs": True, "top_logprobs": 2}
-    answer = connect(FakeEngine("a")).post("/v1/chat/completions", json=body).json()
-    first, last = answer["choices"][0]["logprobs"]["content"]
+    completion = connect(FakeEngine("a")).post("/v1/chat/completions", json=body).json()
+    first, last = completion["choices"][0]["logprobs"]["content"]
     assert first == {
         "token": "a",
         "logprob": -0.97,
@@ -192,12 +186,12 @@ def test_chat_logprobs_have_text_and_bytes_of_each_token(connect: Connect) -> No
         ],
     }
     assert last["token"] == "</s>"
-    assert answer["usage"]["completion_tokens"] == 2
+    assert completion["usage"]["completion_tokens"] == 2
 
 
-def test_chat_without_logprobs_tells_none(connect: Connect) -> None:
-    answer = connect().post("/v1/chat/completions", json={"messages": USER}).json()
-    assert answer["choices"][0]["logprobs"] is None
+def test_chat_logprobs_are_null_by_default(connect: Connect) -> None:
+    completion = connect().post("/v1/chat/completions", json={"messages": USER}).json()
+    assert completion["choices"][0]["logprobs"] is None
 
 
 def test_completion_logprobs_are_four_lists_of_one_length(connect: Connect) -> None:
@@ -225,28 +219,28 @@ def test_an_echo_puts_the_prompt_and_its_logprobs_first(
     events = events_of(response.text) if stream else [response.json()]
     choices = [choice for event in events for choice in event["choices"]]
     assert "".join(choice["text"] for choice in choices) == "hiab"
-    told = [choice["logprobs"] for choice in choices if choice["logprobs"]]
-    tokens = [value for each in told for value in each["tokens"]]
-    values = [value for each in told for value in each["token_logprobs"]]
+    logprobs = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    tokens = [value for each in logprobs for value in each["tokens"]]
+    values = [value for each in logprobs for value in each["token_logprobs"]]
     own = ["<s>"] if prompt == "hi" else []
     assert tokens == [*own, "h", "i", "a", "b", "</s>"]
     assert values[0] is None
     assert None not in values[1:]
-    offsets = [value for each in told for value in each["text_offset"]]
+    offsets = [value for each in logprobs for value in each["text_offset"]]
     assert offsets == [len("".join(tokens[:i])) for i in range(len(tokens))]
 
 
-def test_an_echo_without_logprobs_is_text_alone(connect: Connect) -> None:
+def test_an_echo_without_logprobs_is_only_text(connect: Connect) -> None:
     engine = FakeEngine("ab")
     body = {"prompt": "hi", "echo": True, "n": 2}
-    answer = connect(engine).post("/v1/completions", json=body).json()
-    assert [choice["text"] for choice in answer["choices"]] == ["hiab", "hiab"]
+    completion = connect(engine).post("/v1/completions", json=body).json()
+    assert [choice["text"] for choice in completion["choices"]] == ["hiab", "hiab"]
     assert engine.requests[0].params.prompt_logprobs_from is None
 
 
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("token_by_token", [False, True])
-def test_openai_streams_tell_as_many_logprobs_as_tokens_even_of_half_characters(
+def test_openai_streams_have_one_logprob_per_token_also_for_partial_characters(
     connect: Connect, route: str, token_by_token: bool
 ) -> None:
     prompt = {"prompt": "hi"} if route == "/v1/completions" else {"messages": USER}
@@ -254,8 +248,8 @@ def test_openai_streams_tell_as_many_logprobs_as_tokens_even_of_half_characters(
     body["stream_options"] = {"include_usage": True, "token_by_token": token_by_token}
     engine = FakeEngine("日本👍 e\u0301", tokens_per_step=2)
     events = events_of(connect(engine).post(route, json=body).text)
-    told = [c["logprobs"] for event in events for c in event["choices"] if c["logprobs"]]
-    count = sum(len(each.get("content") or each["tokens"]) for each in told)
+    logprobs = [c["logprobs"] for event in events for c in event["choices"] if c["logprobs"]]
+    count = sum(len(each.get("content") or each["tokens"]) for each in logprobs)
     assert count == events[-1]["usage"]["completion_tokens"]
-    said = [c.get("text", c.get("delta", {}).get("content")) for e in events for c in e["choices"]]
-    assert "".join(text or "" for text in said) == "日本👍 e\u0301"
+    texts = [c.get("text", c.get("delta", {}).get("content")) for e in events for c in e["choices"]]
+    assert "".join(text or "" for text in texts) == "日本👍 e\u0301"

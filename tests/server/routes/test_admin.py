@@ -1,4 +1,4 @@
-"""Looking at the engine and steering it."""
+"""Health, metrics and control routes."""
 
 import asyncio
 import logging
@@ -15,13 +15,13 @@ from tests.support.server.fakes import FakeEngine, app_with, served, wait_until
 from tests.support.server.responses import error_of
 
 
-def test_a_living_engine_is_healthy_and_ready(connect: Connect) -> None:
+def test_a_running_engine_is_healthy_and_ready(connect: Connect) -> None:
     client = connect()
     assert client.get("/health").json() == {"status": "ok"}
     assert client.get("/ready").json() == {"status": "ready"}
 
 
-def test_a_head_tells_what_a_get_would_without_a_body(caplog: pytest.LogCaptureFixture) -> None:
+def test_head_returns_the_headers_of_get_without_a_body(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "server.http.access_log")
     engine = FakeEngine()
     with served(app_with(engine)) as address, httpx.Client(base_url=address) as client:
@@ -37,7 +37,7 @@ def test_a_head_tells_what_a_get_would_without_a_body(caplog: pytest.LogCaptureF
         assert client.head("/health").status_code == 503
 
 
-def test_a_dead_engine_is_neither_and_everything_else_still_answers(connect: Connect) -> None:
+def test_with_a_dead_engine_metrics_and_server_info_still_work(connect: Connect) -> None:
     engine = FakeEngine()
     client = connect(engine)
     engine.die()
@@ -59,7 +59,7 @@ def test_a_draining_server_is_alive_and_not_ready(connect: Connect) -> None:
     ("running", "waiting", "seconds", "status"),
     [(0, 0, 1e6, 200), (1, 0, 11.0, 503), (0, 1, 11.0, 503), (4, 4, 9.0, 200)],
 )
-def test_not_ready_is_who_makes_no_progress_with_requests_at_hand(
+def test_without_progress_on_its_requests_the_server_is_not_ready(
     connect: Connect, running: int, waiting: int, seconds: float, status: int
 ) -> None:
     engine = FakeEngine()
@@ -71,18 +71,18 @@ def test_not_ready_is_who_makes_no_progress_with_requests_at_hand(
     assert client.get("/health").status_code == 200
 
 
-def test_an_engine_that_does_not_answer_is_not_ready(connect: Connect) -> None:
+def test_a_hanging_engine_is_not_ready(connect: Connect) -> None:
     class Stuck(FakeEngine):
         async def snapshot(self) -> EngineSnapshot:
             await asyncio.sleep(60)
-            raise AssertionError("nobody waits so long")
+            raise AssertionError("the wait has no timeout")
 
     client = connect(Stuck(), stall_s=0.02)
     assert error_of(client.get("/ready"), 503)["code"] == "stalled"
     assert client.get("/metrics").status_code == 200
 
 
-def test_server_info_tells_what_runs(connect: Connect) -> None:
+def test_server_info_has_configuration_engine_and_live_statistics(connect: Connect) -> None:
     engine = FakeEngine(max_len=100)
     engine.state = EngineSnapshot(
         num_rounds=10, num_draft_tokens=40, num_accepted_tokens=25, num_pages=8, num_used_pages=2
@@ -104,7 +104,7 @@ def test_server_info_tells_what_runs(connect: Connect) -> None:
     assert info["live"]["num_used_pages"] == 2
 
 
-def test_the_context_writer_is_switched_and_a_refusal_gives_the_reason(connect: Connect) -> None:
+def test_set_context_kv_switches_the_path_or_returns_the_reason(connect: Connect) -> None:
     client = connect()
     assert client.post("/set_context_kv", json={"mode": "off"}).json()["mode"] == "off"
     error = error_of(client.post("/set_context_kv", json={"mode": "on"}))
@@ -114,7 +114,7 @@ def test_the_context_writer_is_switched_and_a_refusal_gives_the_reason(connect: 
     assert "'auto', 'on' or 'off'" in error["message"]
 
 
-def test_the_cache_is_flushed(connect: Connect) -> None:
+def test_flush_cache_returns_the_number_of_freed_pages(connect: Connect) -> None:
     assert connect().post("/flush_cache").json() == {"freed_pages": 5}
 
 
@@ -134,24 +134,24 @@ def test_a_request_is_aborted_by_any_of_its_names(
     engine = FakeEngine(steps_before_pause=1)
     route = "/generate" if "text" in body else "/v1/completions"
     with served(app_with(engine)) as address:
-        answers: list[httpx.Response] = []
-        input_processor = threading.Thread(
-            target=lambda: answers.append(httpx.post(address + route, json=body, headers=headers))
+        responses: list[httpx.Response] = []
+        thread = threading.Thread(
+            target=lambda: responses.append(httpx.post(address + route, json=body, headers=headers))
         )
-        input_processor.start()
+        thread.start()
         count = 2 if isinstance(body.get("text"), list) else 1
         wait_until(lambda: len(engine.running) == count)
         none = httpx.post(f"{address}/abort_request", json={"rid": "other"})
         assert none.json() == {"aborted": 0}
         done = httpx.post(f"{address}/abort_request", json={"rid": rid})
         assert done.json() == {"aborted": count}
-        input_processor.join(timeout=30)
-    assert answers[0].status_code == 200
-    assert "abort" in answers[0].text
-    assert engine.num_cancelled == 0  # it was ended, not left
+        thread.join(timeout=30)
+    assert responses[0].status_code == 200
+    assert "abort" in responses[0].text
+    assert engine.num_cancelled == 0  # it was aborted, not cancelled
 
 
-def test_one_of_several_prompts_is_aborted_alone() -> None:
+def test_one_of_several_prompts_can_be_aborted() -> None:
     engine = FakeEngine(steps_before_pause=1)
     with served(app_with(engine)) as address, httpx.Client() as client:
         body = {"text": ["a", "b"], "rid": "all", "stream": True}
@@ -165,24 +165,24 @@ def test_one_of_several_prompts_is_aborted_alone() -> None:
             )
 
 
-def test_all_requests_are_aborted_at_once(connect: Connect) -> None:
+def test_abort_all_aborts_every_request(connect: Connect) -> None:
     engine = FakeEngine(steps_before_pause=1)
     with served(app_with(engine)) as address:
-        askers = [
+        threads = [
             threading.Thread(target=lambda: httpx.post(f"{address}/generate", json={"text": "a"}))
             for _ in range(3)
         ]
-        for input_processor in askers:
-            input_processor.start()
+        for thread in threads:
+            thread.start()
         wait_until(lambda: len(engine.running) == 3)
         done = httpx.post(f"{address}/abort_request", json={"abort_all": True})
         assert done.json() == {"aborted": 3}
-        for input_processor in askers:
-            input_processor.join(timeout=30)
+        for thread in threads:
+            thread.join(timeout=30)
     assert not engine.running
 
 
-def test_a_collapse_of_acceptance_counts_only_where_the_policy_says_so(connect: Connect) -> None:
+def test_collapsed_acceptance_affects_ready_only_if_configured(connect: Connect) -> None:
     engine = FakeEngine()
     engine.state = EngineSnapshot(has_collapsed=True)
     assert connect(engine).get("/ready").status_code == 200
@@ -202,11 +202,11 @@ def test_a_profile_is_recorded_from_start_to_stop(connect: Connect) -> None:
     assert "start one first" in error_of(client.post("/stop_profile"))["message"]
 
 
-def test_without_a_folder_no_profile_is_recorded(connect: Connect) -> None:
+def test_profiling_needs_a_folder(connect: Connect) -> None:
     error = error_of(connect().post("/start_profile"))
     assert "observability.profile_dir" in error["message"]
 
 
 @pytest.mark.parametrize("body", [{}, {"rid": "a", "abort_all": True}, {"abort_all": False}])
-def test_an_abort_says_whom(connect: Connect, body: dict[str, Any]) -> None:
+def test_abort_request_needs_exactly_one_target(connect: Connect, body: dict[str, Any]) -> None:
     assert "exactly one" in error_of(connect().post("/abort_request", json=body))["message"]

@@ -19,7 +19,7 @@ BODY: dict[str, Any] = {"model": "tiny", "messages": [USER], "max_tokens": 50}
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[anthropic.Anthropic]:
-    """The official client of a service that answers with its prompt."""
+    """The official client of an app that returns the prompt."""
     engine = FakeEngine(lambda request: [i for i in request.prompt_ids if i != BOS])
     with served(app_with(engine)) as address, _client(address) as connected:
         yield connected
@@ -38,7 +38,7 @@ def _error(response: Any, status: int) -> dict[str, Any]:
     return error
 
 
-def test_a_message_is_answered_with_blocks_a_reason_and_usage(
+def test_a_message_has_blocks_a_stop_reason_and_usage(
     client: anthropic.Anthropic,
 ) -> None:
     message = client.messages.create(**BODY, system="be brief")
@@ -52,7 +52,7 @@ def test_a_message_is_answered_with_blocks_a_reason_and_usage(
     assert message.usage.output_tokens == 38
 
 
-def test_the_client_is_told_the_name_of_its_request(client: anthropic.Anthropic) -> None:
+def test_the_client_gets_the_request_id(client: anthropic.Anthropic) -> None:
     named = {"x-request-id": "r-1"}
     assert client.messages.create(**BODY, extra_headers=named)._request_id == "r-1"
     with pytest.raises(anthropic.BadRequestError) as caught:
@@ -60,7 +60,7 @@ def test_the_client_is_told_the_name_of_its_request(client: anthropic.Anthropic)
     assert caught.value.request_id == "r-1"
 
 
-def test_an_answer_ends_at_its_limit_or_at_a_stop_that_is_named(
+def test_a_message_ends_at_its_limit_or_at_a_named_stop(
     client: anthropic.Anthropic,
 ) -> None:
     cut = client.messages.create(**{**BODY, "max_tokens": 4})
@@ -89,13 +89,13 @@ def test_blocks_of_text_are_joined_and_roles_alternate(client: anthropic.Anthrop
 
 
 @pytest.mark.parametrize("system", ["", [], [{"type": "text", "text": ""}]])
-def test_a_system_that_says_nothing_is_none(client: anthropic.Anthropic, system: Any) -> None:
-    """A template that has words of its own for want of others keeps them."""
+def test_an_empty_system_is_ignored(client: anthropic.Anthropic, system: Any) -> None:
+    """A template's default system message still applies."""
     message = client.messages.create(**BODY, system=system)
     assert message.content[0].text == "user: hi\nassistant: "  # type: ignore[union-attr]
 
 
-def test_an_answer_goes_on_with_what_the_assistant_has_begun(client: anthropic.Anthropic) -> None:
+def test_the_output_continues_a_final_assistant_message(client: anthropic.Anthropic) -> None:
     begun: Any = [USER, {"role": "assistant", "content": "It is"}]
     message = client.messages.create(**{**BODY, "messages": begun})
     assert message.content[0].text == "user: hi\nassistant: It is"  # type: ignore[union-attr]
@@ -112,7 +112,7 @@ def test_a_stream_joins_to_the_whole_message(client: anthropic.Anthropic) -> Non
         assert getattr(streamed, name) == getattr(whole, name), name
 
 
-def test_the_events_of_a_stream_come_in_anthropics_order(connect: Connect) -> None:
+def test_stream_events_have_anthropics_order(connect: Connect) -> None:
     text = connect(FakeEngine("hello")).post("/v1/messages", json={**BODY, "stream": True}).text
     names = [line.removeprefix("event: ") for line in text.splitlines() if line.startswith("event")]
     assert names == [
@@ -133,13 +133,13 @@ def test_a_stream_without_text_has_no_block(connect: Connect) -> None:
     assert '"stop_reason":"end_turn"' in text
 
 
-def test_tokens_are_counted_as_the_message_would_have_them(client: anthropic.Anthropic) -> None:
+def test_count_tokens_returns_the_prompt_length_of_the_message(client: anthropic.Anthropic) -> None:
     count = client.messages.count_tokens(model="tiny", messages=[USER], system="be brief")
     assert count.input_tokens == 37
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-def test_a_wrong_field_is_told_in_anthropics_shape(connect: Connect, path: str) -> None:
+def test_an_invalid_field_has_anthropics_error_shape(connect: Connect, path: str) -> None:
     client = connect()
     image = {"type": "image", "source": {}}
     for change, words in (
@@ -168,11 +168,11 @@ def test_a_wrong_field_is_told_in_anthropics_shape(connect: Connect, path: str) 
         ({"temperature": -1}, "at least 0"),
     ],
 )
-def test_how_to_answer_is_checked_too(connect: Connect, change: dict[str, Any], word: str) -> None:
+def test_sampling_fields_are_checked(connect: Connect, change: dict[str, Any], word: str) -> None:
     assert word in _error(connect().post("/v1/messages", json={**BODY, **change}), 400)["message"]
 
 
-def test_the_limit_must_be_named(connect: Connect) -> None:
+def test_max_tokens_is_required(connect: Connect) -> None:
     body = {"model": "tiny", "messages": [USER]}
     assert (
         "'max_tokens' is missing"
@@ -189,7 +189,7 @@ def test_the_limit_must_be_named(connect: Connect) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_engines_refusals_are_the_clients_exceptions(
+def test_engine_errors_are_the_clients_exceptions(
     error: Any, expected: type[anthropic.APIStatusError], kind: str, stream: bool
 ) -> None:
     with served(app_with(FakeEngine(refusal=error))) as address, _client(address) as client:
@@ -198,7 +198,7 @@ def test_the_engines_refusals_are_the_clients_exceptions(
         assert caught.value.body["error"]["type"] == kind  # type: ignore[index]
 
 
-def test_the_key_is_taken_as_the_client_sends_it() -> None:
+def test_the_clients_key_header_is_accepted() -> None:
     app = app_with(FakeEngine("hello"), keys=KeyRing(callers=("right",)))
     with served(app) as address:
         with _client(address, "wrong") as client, pytest.raises(anthropic.AuthenticationError):
@@ -207,7 +207,7 @@ def test_the_key_is_taken_as_the_client_sends_it() -> None:
             assert client.messages.create(**BODY).content[0].text == "hello"  # type: ignore[union-attr]
 
 
-def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
+def test_a_failed_stream_ends_with_an_error_event() -> None:
     app = app_with(FakeEngine(steps_before_pause=1), limits=TimeLimits(request_s=0.05))
     with (
         served(app) as address,
@@ -218,7 +218,7 @@ def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
         list(stream)
 
 
-def test_what_is_too_large_and_what_is_no_json_has_the_shape_as_well(connect: Connect) -> None:
+def test_too_large_and_non_json_bodies_have_anthropics_error_shape(connect: Connect) -> None:
     client = connect(max_body_bytes=100)
     assert _error(client.post("/v1/messages", content=b"x" * 200), 413)["type"] == (
         "request_too_large"
@@ -237,7 +237,7 @@ CALLS = """<think>Hm.</think>Let me see.
 <tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>"""
 
 
-def test_thoughts_and_calls_are_blocks_of_their_own_streamed_or_not() -> None:
+def test_reasoning_and_calls_are_separate_blocks_streamed_or_not() -> None:
     engine = FakeEngine(CALLS, max_len=1000)
     app = app_with(engine, tool_parser="hermes", reasoning_parser="think")
     cached = {"cache_control": {"type": "ephemeral"}}
@@ -247,10 +247,10 @@ def test_thoughts_and_calls_are_blocks_of_their_own_streamed_or_not() -> None:
         with client.messages.stream(**body) as stream:
             streamed = stream.get_final_message()
         dumped = [block.model_dump() for block in streamed.content]
-        for message, said in ((whole, whole.content), (streamed, dumped)):  # handed back
+        for message, content in ((whole, whole.content), (streamed, dumped)):
             call_id = message.content[-1].id
             result = {"type": "tool_result", "tool_use_id": call_id, "content": "rain"}
-            turns = [USER, {"role": "assistant", "content": said}, {**USER, "content": [result]}]
+            turns = [USER, {"role": "assistant", "content": content}, {**USER, "content": [result]}]
             again = client.messages.create(**{**body, "messages": turns})
             assert again.stop_reason == "tool_use"
     for message in (whole, streamed):
@@ -294,7 +294,7 @@ def test_earlier_calls_and_their_results_are_part_of_the_chat(connect: Connect) 
     )
 
 
-def test_a_template_that_opens_the_thoughts_is_understood(connect: Connect) -> None:
+def test_an_opening_reasoning_tag_in_the_prompt_is_detected(connect: Connect) -> None:
     client = connect(FakeEngine("Well.</think>Yes."), reasoning_parser="think")
     turns = [USER, {"role": "assistant", "content": "<think>"}]
     opened = client.post("/v1/messages", json={**BODY, "messages": turns}).json()["content"]
@@ -323,7 +323,7 @@ def test_a_template_that_opens_the_thoughts_is_understood(connect: Connect) -> N
         ),
     ],
 )
-def test_tools_that_cannot_be_had_are_refused(
+def test_invalid_tool_fields_are_refused(
     connect: Connect, change: dict[str, Any], word: str
 ) -> None:
     assert word in _error(connect().post("/v1/messages", json={**BODY, **change}), 400)["message"]

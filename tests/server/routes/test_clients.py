@@ -1,4 +1,4 @@
-"""The official clients' own features, against a live server over a real engine."""
+"""Features of the official clients, with a live server over a real engine."""
 
 import asyncio
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def claude(service: TinyService) -> Iterator[anthropic.Anthropic]:
         yield connected
 
 
-def test_a_streamed_chat_says_what_the_whole_one_says(client: openai.OpenAI) -> None:
+def test_a_streamed_chat_equals_the_whole_one(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(messages=[USER], **GREEDY)
     chunks = list(
         client.chat.completions.create(
@@ -49,17 +49,17 @@ def test_a_streamed_chat_says_what_the_whole_one_says(client: openai.OpenAI) -> 
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 12
 
 
-def test_the_clients_stream_helper_puts_a_chat_together(client: openai.OpenAI) -> None:
+def test_the_clients_stream_helper_assembles_a_chat(client: openai.OpenAI) -> None:
     free = client.chat.completions.create(messages=[USER], **GREEDY).choices[0].message.content
     assert free is not None
-    stop = free[3:5]  # the helper raises for an answer that was cut at its limit
+    stop = free[3:5]  # the helper raises for an completion that was cut at its limit
     with client.chat.completions.stream(messages=[USER], stop=stop, **GREEDY) as stream:
         final = stream.get_final_completion()
     assert final.choices[0].message.content == free[: free.index(stop)]
     assert final.choices[0].finish_reason == "stop"
 
 
-def test_a_completion_stops_where_it_is_told_to(client: openai.OpenAI) -> None:
+def test_a_completion_ends_at_a_stop_string(client: openai.OpenAI) -> None:
     free = client.completions.create(prompt="abc", **GREEDY).choices[0].text
     stop = free[3:5]
     cut = client.completions.create(prompt="abc", stop=[stop], **GREEDY).choices[0]
@@ -83,10 +83,10 @@ def test_the_raw_response_has_the_headers(client: openai.OpenAI) -> None:
 
 
 def test_extra_fields_reach_the_server(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
+    completion = client.chat.completions.create(
         messages=[USER], extra_body={"return_speculation": True, "top_k": 1}, **GREEDY
     )
-    extra = answer.choices[0].model_extra
+    extra = completion.choices[0].model_extra
     assert extra is not None
     assert extra["speculation"]["num_rounds"] > 0
 
@@ -104,12 +104,12 @@ def test_many_at_once_from_the_asynchronous_client(service: TinyService) -> None
     async def run() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x") as client:
             calls = [client.completions.create(prompt="abc", **GREEDY) for _ in range(6)]
-            return [answer.choices[0].text for answer in await asyncio.gather(*calls)]
+            return [completion.choices[0].text for completion in await asyncio.gather(*calls)]
 
     assert len(set(asyncio.run(run()))) == 1
 
 
-def test_a_message_is_the_chats_answer_streamed_or_not(
+def test_a_message_equals_the_chat_completion_streamed_or_not(
     claude: anthropic.Anthropic, client: openai.OpenAI
 ) -> None:
     chat = client.chat.completions.create(messages=[USER], **GREEDY).choices[0].message.content
@@ -122,13 +122,13 @@ def test_a_message_is_the_chats_answer_streamed_or_not(
         assert message.usage.output_tokens == 12
 
 
-def test_tokens_are_counted_as_they_are_used(claude: anthropic.Anthropic) -> None:
+def test_count_tokens_equals_the_usage(claude: anthropic.Anthropic) -> None:
     count = claude.messages.count_tokens(model="tiny", messages=[USER])
     usage = claude.messages.create(messages=[USER], **CALM).usage
     assert count.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
-def test_what_is_refused_is_the_clients_exception(
+def test_a_refused_request_is_the_clients_exception(
     client: openai.OpenAI, claude: anthropic.Anthropic
 ) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length"):

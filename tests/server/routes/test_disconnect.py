@@ -1,4 +1,4 @@
-"""A client that goes away takes its work with it, over a real web server."""
+"""Disconnects cancel requests; with a real web server."""
 
 import threading
 
@@ -11,7 +11,7 @@ from tests.support.server.fakes import FakeEngine, app_with, served, wait_until
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_leaving_in_the_middle_of_a_stream_cancels_it(route: str) -> None:
+def test_a_disconnect_during_a_stream_cancels_it(route: str) -> None:
     engine = FakeEngine(steps_before_pause=2)
     with served(app_with(engine)) as address:
         body = {**ROUTES[route], "stream": True}
@@ -27,7 +27,7 @@ def test_leaving_in_the_middle_of_a_stream_cancels_it(route: str) -> None:
 @pytest.mark.parametrize("steps", [0, 1], ids=["before", "after"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", ROUTES)
-def test_leaving_before_the_answer_is_there_cancels_it(
+def test_a_disconnect_before_the_response_cancels_the_request(
     route: str, stream: bool, steps: int
 ) -> None:
     engine = FakeEngine(steps_before_pause=steps)
@@ -39,7 +39,7 @@ def test_leaving_before_the_answer_is_there_cancels_it(
         wait_until(lambda: has_counted(address, "cancelled"))
 
 
-def test_leaving_cancels_every_prompt_of_a_list() -> None:
+def test_a_disconnect_cancels_every_prompt_of_a_list() -> None:
     engine = FakeEngine(steps_before_pause=1)
     with served(app_with(engine)) as address:
         with pending_request(address, "/generate", {"text": ["a", "b", "c"]}):
@@ -49,7 +49,7 @@ def test_leaving_cancels_every_prompt_of_a_list() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_when_one_of_several_prompts_is_refused_the_others_are_cancelled(stream: bool) -> None:
+def test_a_refusal_of_one_prompt_cancels_the_others(stream: bool) -> None:
     engine = FakeEngine(
         refusal=EngineBusy("the queue of 2 is full"),
         refuses=lambda request: request.prompt_ids[-1] == ord("c"),
@@ -64,7 +64,7 @@ def test_when_one_of_several_prompts_is_refused_the_others_are_cancelled(stream:
         assert engine.num_cancelled == len(engine.requests) - 1
 
 
-def test_an_answer_that_is_complete_is_not_cancelled() -> None:
+def test_a_finished_request_is_not_cancelled() -> None:
     engine = FakeEngine()
     with served(app_with(engine)) as address:
         for body in ({"text": "hi"}, {"text": "hi", "stream": True}):
@@ -73,7 +73,7 @@ def test_an_answer_that_is_complete_is_not_cancelled() -> None:
     assert not engine.running
 
 
-def test_leaving_in_the_middle_of_a_body_harms_nobody() -> None:
+def test_a_disconnect_inside_a_body_does_not_affect_others() -> None:
     engine = FakeEngine()
     with served(app_with(engine)) as address:
         with connection_to(address) as connection:
@@ -84,7 +84,7 @@ def test_leaving_in_the_middle_of_a_body_harms_nobody() -> None:
         assert httpx.post(f"{address}/generate", json={"text": "hi"}).status_code == 200
 
 
-def test_a_silent_stream_is_kept_alive_with_comments() -> None:
+def test_an_idle_stream_gets_keep_alive_comments() -> None:
     engine = FakeEngine("hello", steps_before_pause=0)
     with served(app_with(engine, keepalive_s=0.02)) as address, httpx.Client() as client:
         body = {"text": "hi", "stream": True, "rid": "slow"}
@@ -97,7 +97,7 @@ def test_a_silent_stream_is_kept_alive_with_comments() -> None:
         assert rest[1:] == ["data: [DONE]"]
 
 
-def test_a_stream_that_dies_says_so_and_does_not_claim_to_be_done() -> None:
+def test_a_failed_stream_ends_with_the_error_and_without_done() -> None:
     engine = FakeEngine(steps_before_pause=1)
     with served(app_with(engine)) as address, httpx.Client() as client:
         body = {"text": "hi", "stream": True}
@@ -112,18 +112,18 @@ def test_a_stream_that_dies_says_so_and_does_not_claim_to_be_done() -> None:
         wait_until(lambda: has_counted(address, "server_error"))
 
 
-def test_everyone_who_waits_is_told_when_the_engine_dies() -> None:
+def test_every_waiting_request_fails_when_the_engine_dies() -> None:
     engine = FakeEngine(steps_before_pause=1)
     with served(app_with(engine)) as address, httpx.Client() as client:
         wait = {"text": ["a", "b"]}
         responses: list[httpx.Response] = []
-        input_processor = threading.Thread(
+        thread = threading.Thread(
             target=lambda: responses.append(client.post(f"{address}/generate", json=wait))
         )
-        input_processor.start()
+        thread.start()
         wait_until(lambda: len(engine.running) == 2)
         engine.die()
-        input_processor.join(timeout=30)
+        thread.join(timeout=30)
         assert responses[0].status_code == 503
         assert responses[0].json()["error"]["code"] == "engine_dead"
         assert httpx.post(f"{address}/generate", json=wait).status_code == 503

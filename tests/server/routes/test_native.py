@@ -13,11 +13,13 @@ from tests.support.server.fakes import FakeEngine
 from tests.support.server.responses import events_of
 
 
-def test_a_text_is_answered_with_text_ids_and_meta_info(connect: Connect) -> None:
-    answer = connect(FakeEngine("hello")).post("/generate", json={"text": "hi", "rid": "r1"}).json()
-    assert answer["text"] == "hello"
-    assert answer["output_ids"] == [*b"hello", EOS]
-    meta = answer["meta_info"]
+def test_a_text_prompt_returns_text_ids_and_meta_info(connect: Connect) -> None:
+    completion = (
+        connect(FakeEngine("hello")).post("/generate", json={"text": "hi", "rid": "r1"}).json()
+    )
+    assert completion["text"] == "hello"
+    assert completion["output_ids"] == [*b"hello", EOS]
+    meta = completion["meta_info"]
     assert meta.pop("e2e_latency") > 0
     assert meta == {
         "id": "r1",
@@ -57,7 +59,7 @@ def test_each_kind_of_prompt_reaches_the_engine_as_ids(
     assert engine.requests[0].prompt_ids == tuple(prompt_ids)
 
 
-def test_sampling_fields_reach_the_engine_by_its_own_names(connect: Connect) -> None:
+def test_sampling_fields_reach_the_engine(connect: Connect) -> None:
     engine = FakeEngine()
     params = {
         "max_new_tokens": 5,
@@ -83,7 +85,7 @@ def test_sampling_fields_reach_the_engine_by_its_own_names(connect: Connect) -> 
     assert engine.requests[0].stop_scanner is None
 
 
-def test_missing_sampling_fields_are_the_models_and_then_neutral(connect: Connect) -> None:
+def test_missing_sampling_fields_are_the_models_or_neutral(connect: Connect) -> None:
     engine = FakeEngine(max_len=100)
     client = connect(engine, default_sampling={"temperature": 0.6, "top_k": 20})
     client.post("/generate", json={"text": "hi"})
@@ -100,7 +102,7 @@ def test_without_a_model_default_the_temperature_is_one(connect: Connect) -> Non
     assert engine.requests[0].params.temperature == 1.0
 
 
-def test_a_filter_that_filters_nothing_is_off_and_a_vanishing_temperature_is_greedy(
+def test_a_large_top_k_is_off_and_a_tiny_temperature_is_greedy(
     connect: Connect,
 ) -> None:
     engine = FakeEngine()
@@ -119,7 +121,7 @@ def test_a_filter_that_filters_nothing_is_off_and_a_vanishing_temperature_is_gre
         ({"default_max_tokens": 16, "max_tokens_cap": 8}, 8),
     ],
 )
-def test_a_request_without_a_limit_gets_the_smallest_that_applies(
+def test_a_request_without_max_new_tokens_gets_the_smallest_limit(
     connect: Connect, options: dict[str, int], limit: int
 ) -> None:
     engine = FakeEngine(max_len=100)
@@ -127,20 +129,20 @@ def test_a_request_without_a_limit_gets_the_smallest_that_applies(
     assert engine.requests[0].params.max_new_tokens == limit
 
 
-def test_a_list_is_answered_by_a_list_in_its_order(connect: Connect) -> None:
+def test_a_list_of_prompts_returns_a_list_in_order(connect: Connect) -> None:
     engine = FakeEngine(lambda request: request.prompt_ids[1:])
     body = {
         "text": ["long enough", "ab"],
         "rid": ["first", "second"],
         "sampling_params": [{"max_new_tokens": 4}, {}],
     }
-    answers = connect(engine).post("/generate", json=body).json()
-    assert [answer["text"] for answer in answers] == ["long", "ab"]
-    assert [answer["meta_info"]["id"] for answer in answers] == ["first", "second"]
-    assert answers[0]["meta_info"]["finish_reason"] == {"type": "length", "length": 4}
+    completions = connect(engine).post("/generate", json=body).json()
+    assert [completion["text"] for completion in completions] == ["long", "ab"]
+    assert [completion["meta_info"]["id"] for completion in completions] == ["first", "second"]
+    assert completions[0]["meta_info"]["finish_reason"] == {"type": "length", "length": 4}
 
 
-def test_a_list_of_one_is_answered_by_a_list(connect: Connect) -> None:
+def test_a_list_of_one_prompt_returns_a_list(connect: Connect) -> None:
     for body in ({"text": ["a"]}, {"input_ids": [[1]]}, {"messages": [[_user("a")]]}):
         assert isinstance(connect().post("/generate", json=body).json(), list), body
 
@@ -149,7 +151,7 @@ def _user(content: str) -> dict[str, str]:
     return {"role": "user", "content": content}
 
 
-def test_a_stream_tells_all_text_so_far_and_ends_with_a_reason(connect: Connect) -> None:
+def test_a_stream_has_all_text_so_far_and_ends_with_a_reason(connect: Connect) -> None:
     body = {"text": "hi", "stream": True}
     response = connect(FakeEngine("hello")).post("/generate", json=body)
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -162,14 +164,14 @@ def test_a_stream_tells_all_text_so_far_and_ends_with_a_reason(connect: Connect)
     assert events[-1]["meta_info"]["spec_verify_ct"] == 3
 
 
-def test_an_incremental_stream_tells_only_what_is_new(connect: Connect) -> None:
+def test_an_incremental_stream_has_only_new_text(connect: Connect) -> None:
     body = {"text": "hi", "stream": True, "incremental_stream_output": True}
     events = events_of(connect(FakeEngine("hello")).post("/generate", json=body).text)
     assert [event["text"] for event in events] == ["hel", "lo"]
     assert [event["output_ids"] for event in events] == [[*b"hel"], [*b"lo", EOS]]
 
 
-def test_a_stream_of_several_prompts_tells_them_apart_by_index(connect: Connect) -> None:
+def test_stream_events_of_several_prompts_have_an_index(connect: Connect) -> None:
     engine = FakeEngine(lambda request: request.prompt_ids[1:])
     body = {"text": ["abcdef", "xy"], "stream": True}
     events = events_of(connect(engine).post("/generate", json=body).text)
@@ -186,7 +188,7 @@ def test_a_stream_of_several_prompts_tells_them_apart_by_index(connect: Connect)
     tokens_per_step=st.integers(1, 9),
     limit=st.integers(1, 30),
 )
-def test_streamed_or_not_and_however_many_tokens_a_step_brings_the_answer_is_the_same(
+def test_the_output_does_not_depend_on_streaming_or_tokens_per_step(
     connect: Connect, text: str, stops: list[str], tokens_per_step: int, limit: int
 ) -> None:
     params = {"stop": stops, "max_new_tokens": limit}
@@ -208,24 +210,24 @@ def test_streamed_or_not_and_however_many_tokens_a_step_brings_the_answer_is_the
 def test_text_excludes_a_stop_string_and_ids_include_it(connect: Connect) -> None:
     params = {"stop": ["o w", "zzz"]}
     body = {"text": "hi", "sampling_params": params}
-    answer = connect(FakeEngine("hello world")).post("/generate", json=body).json()
-    assert answer["text"] == "hell"
-    assert answer["output_ids"] == [*b"hello w"]
-    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": "o w"}
-    assert answer["meta_info"]["completion_tokens"] == 7
+    completion = connect(FakeEngine("hello world")).post("/generate", json=body).json()
+    assert completion["text"] == "hell"
+    assert completion["output_ids"] == [*b"hello w"]
+    assert completion["meta_info"]["finish_reason"] == {"type": "stop", "matched": "o w"}
+    assert completion["meta_info"]["completion_tokens"] == 7
 
 
 def test_text_excludes_a_stop_token_even_where_special_tokens_are_shown(connect: Connect) -> None:
     for stop_token_ids, matched in (([ord("o")], ord("o")), ([], EOS)):
         params = {"stop_token_ids": stop_token_ids, "skip_special_tokens": False}
         body = {"text": "hi", "sampling_params": params}
-        answer = connect(FakeEngine("hello")).post("/generate", json=body).json()
-        assert answer["text"] == ("hell" if stop_token_ids else "hello")
-        assert answer["output_ids"][-1] == matched
+        completion = connect(FakeEngine("hello")).post("/generate", json=body).json()
+        assert completion["text"] == ("hell" if stop_token_ids else "hello")
+        assert completion["output_ids"][-1] == matched
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_was_kept_back_is_shown_at_the_end(connect: Connect, stream: bool) -> None:
+def test_withheld_text_is_emitted_at_the_end(connect: Connect, stream: bool) -> None:
     for text, params, shown in (
         ("ab END", {"stop": "END!"}, "ab END"),
         ("ab END!", {"stop": "END!", "max_new_tokens": 5}, "ab EN"),
@@ -233,25 +235,25 @@ def test_what_was_kept_back_is_shown_at_the_end(connect: Connect, stream: bool) 
     ):
         body = {"text": "hi", "sampling_params": params, "stream": stream}
         response = connect(FakeEngine(text)).post("/generate", json=body)
-        answer = events_of(response.text)[-1] if stream else response.json()
-        assert answer["text"] == shown
+        completion = events_of(response.text)[-1] if stream else response.json()
+        assert completion["text"] == shown
 
 
-def test_a_stop_wins_over_the_limit_on_the_same_token(connect: Connect) -> None:
+def test_a_stop_takes_precedence_over_the_limit_on_the_same_token(connect: Connect) -> None:
     params = {"stop": "lo", "max_new_tokens": 5}
     body = {"text": "hi", "sampling_params": params}
-    answer = connect(FakeEngine("hello")).post("/generate", json=body).json()
-    assert answer["meta_info"]["finish_reason"]["type"] == "stop"
+    completion = connect(FakeEngine("hello")).post("/generate", json=body).json()
+    assert completion["meta_info"]["finish_reason"]["type"] == "stop"
 
 
-def test_the_end_token_has_no_text_where_it_is_ignored(connect: Connect) -> None:
+def test_an_ignored_eos_token_has_no_text(connect: Connect) -> None:
     params = {"ignore_eos": True, "max_new_tokens": 9}
     body = {"text": "hi", "sampling_params": params}
-    answer = connect(FakeEngine("hello")).post("/generate", json=body).json()
-    assert (answer["text"], len(answer["output_ids"])) == ("hello", 9)
+    completion = connect(FakeEngine("hello")).post("/generate", json=body).json()
+    assert (completion["text"], len(completion["output_ids"])) == ("hello", 9)
 
 
-def test_what_sglangs_benchmark_asks_is_understood(connect: Connect) -> None:
+def test_requests_of_sglangs_benchmark_are_accepted(connect: Connect) -> None:
     body = {
         "text": "hi",
         "sampling_params": {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True},
@@ -265,7 +267,7 @@ def test_what_sglangs_benchmark_asks_is_understood(connect: Connect) -> None:
     assert last["meta_info"]["completion_tokens"] == 4
 
 
-def test_a_text_is_tokenized_as_generate_would(connect: Connect) -> None:
+def test_tokenize_returns_the_prompt_ids_of_generate(connect: Connect) -> None:
     client = connect(FakeEngine(max_len=100))
     expected = {"tokens": [BOS, *b"hi"], "count": 3, "max_model_len": 100}
     assert client.post("/tokenize", json={"text": "hi"}).json() == expected
@@ -277,7 +279,7 @@ def test_a_text_is_tokenized_as_generate_would(connect: Connect) -> None:
     assert client.post("/tokenize", json={"text": ""}).json()["tokens"] == [BOS]
 
 
-def test_ids_become_text_again(connect: Connect) -> None:
+def test_detokenize_returns_text(connect: Connect) -> None:
     client = connect()
     tokens = [BOS, *"日".encode(), EOS]
     assert client.post("/detokenize", json={"tokens": tokens}).json() == {"text": "日"}
@@ -285,7 +287,7 @@ def test_ids_become_text_again(connect: Connect) -> None:
     assert shown.json() == {"text": "<s>日</s>"}
 
 
-def test_the_engine_never_sees_two_requests_by_one_id(connect: Connect) -> None:
+def test_engine_request_ids_are_unique(connect: Connect) -> None:
     engine = FakeEngine()
     client = connect(engine)
     for _ in range(2):
@@ -294,7 +296,7 @@ def test_the_engine_never_sees_two_requests_by_one_id(connect: Connect) -> None:
     assert first != second
 
 
-def test_a_scanner_is_made_for_each_request_that_has_stops(connect: Connect) -> None:
+def test_each_request_with_stops_has_a_separate_scanner(connect: Connect) -> None:
     engine = FakeEngine()
     body = {"text": ["a", "b"], "sampling_params": {"stop": "x"}}
     connect(engine).post("/generate", json=body)

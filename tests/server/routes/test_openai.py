@@ -19,7 +19,7 @@ MESSAGES = {"messages": [USER]}
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[openai.OpenAI]:
-    """The official client of a service that answers with its prompt."""
+    """The official client of an app that returns the prompt."""
     engine = FakeEngine(lambda request: [i for i in request.prompt_ids if i != BOS])
     with served(app_with(engine)) as address, _client(address) as connected:
         yield connected
@@ -29,16 +29,16 @@ def _client(address: str, key: str = "unused") -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0, timeout=10)
 
 
-def test_a_completion_has_text_a_reason_and_usage(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="tiny", prompt="hello", max_tokens=4)
-    assert answer.object == "text_completion"
-    assert answer.id.startswith("cmpl-")
-    assert answer.choices[0].text == "hell"
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens == 6
-    assert answer.usage.completion_tokens == 4
-    assert answer.usage.total_tokens == 10
+def test_a_completion_has_text_a_finish_reason_and_usage(client: openai.OpenAI) -> None:
+    completion = client.completions.create(model="tiny", prompt="hello", max_tokens=4)
+    assert completion.object == "text_completion"
+    assert completion.id.startswith("cmpl-")
+    assert completion.choices[0].text == "hell"
+    assert completion.choices[0].finish_reason == "length"
+    assert completion.usage is not None
+    assert completion.usage.prompt_tokens == 6
+    assert completion.usage.completion_tokens == 4
+    assert completion.usage.total_tokens == 10
 
 
 @pytest.mark.parametrize(
@@ -67,18 +67,18 @@ def test_a_streamed_completion_joins_to_the_whole_one(client: openai.OpenAI) -> 
     assert reasons == [None] * (len(chunks) - 1) + ["stop"]
 
 
-def test_several_prompts_stream_side_by_side(client: openai.OpenAI) -> None:
+def test_several_prompts_stream_concurrently(client: openai.OpenAI) -> None:
     texts = {0: "", 1: ""}
     for chunk in client.completions.create(model="tiny", prompt=["abcdefg", "xyz"], stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == {0: "abcdefg", 1: "xyz"}
 
 
-def test_a_stop_is_left_out_and_named(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="tiny", prompt="one, two", stop=["!", ", "])
-    assert answer.choices[0].text == "one"
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.choices[0].model_extra == {"stop_reason": ", "}
+def test_a_stop_is_excluded_from_text_and_named(client: openai.OpenAI) -> None:
+    completion = client.completions.create(model="tiny", prompt="one, two", stop=["!", ", "])
+    assert completion.choices[0].text == "one"
+    assert completion.choices[0].finish_reason == "stop"
+    assert completion.choices[0].model_extra == {"stop_reason": ", "}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_stop_is_left_out_and_named(client: openai.OpenAI) -> None:
     ids=["own end", "its id", "string", "length"],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_reason_is_a_stop_that_was_asked_for(
+def test_stop_reason_is_a_requested_stop_or_null(
     connect: Connect, asked: dict[str, Any], stop_reason: str | int | None, stream: bool
 ) -> None:
     body = {"prompt": "hi", "stream": stream, **asked}
@@ -101,24 +101,28 @@ def test_a_stop_reason_is_a_stop_that_was_asked_for(
     assert last["choices"][0]["stop_reason"] == stop_reason
 
 
-def test_a_chat_is_answered_by_the_assistant(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model="tiny", messages=[USER], max_completion_tokens=6)
-    assert answer.object == "chat.completion"
-    assert answer.choices[0].message.role == "assistant"
-    assert answer.choices[0].message.content == "user: "
-    assert answer.choices[0].finish_reason == "length"
+def test_a_chat_returns_an_assistant_message(client: openai.OpenAI) -> None:
+    completion = client.chat.completions.create(
+        model="tiny", messages=[USER], max_completion_tokens=6
+    )
+    assert completion.object == "chat.completion"
+    assert completion.choices[0].message.role == "assistant"
+    assert completion.choices[0].message.content == "user: "
+    assert completion.choices[0].finish_reason == "length"
 
 
-def test_an_answer_can_be_sent_back_as_the_next_turn(client: openai.OpenAI) -> None:
-    said = client.chat.completions.create(model="tiny", messages=[USER]).choices[0].message
-    again = client.chat.completions.create(model="tiny", messages=[USER, said.model_dump(), USER])
+def test_a_returned_message_can_be_sent_back(client: openai.OpenAI) -> None:
+    message = client.chat.completions.create(model="tiny", messages=[USER]).choices[0].message
+    again = client.chat.completions.create(
+        model="tiny", messages=[USER, message.model_dump(), USER]
+    )
     assert (
         again.choices[0].message.content
         == "user: hi\nassistant: user: hi\nassistant: \nuser: hi\nassistant: "
     )
 
 
-def test_a_streamed_chat_begins_with_its_role_and_can_end_with_usage(
+def test_a_streamed_chat_begins_with_the_role_and_may_end_with_usage(
     client: openai.OpenAI,
 ) -> None:
     stream = client.chat.completions.create(
@@ -135,7 +139,7 @@ def test_a_streamed_chat_begins_with_its_role_and_can_end_with_usage(
     assert last.usage.total_tokens == 20 + 21
 
 
-def test_without_being_asked_a_stream_has_no_usage(client: openai.OpenAI) -> None:
+def test_a_stream_has_no_usage_by_default(client: openai.OpenAI) -> None:
     chunks = list(client.chat.completions.create(model="tiny", messages=[USER], stream=True))
     assert all(len(chunk.choices) == 1 for chunk in chunks)
     assert all("usage" not in chunk.model_fields_set for chunk in chunks)
@@ -154,7 +158,7 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
-def test_a_refusal_is_a_bad_request_streamed_or_not(client: openai.OpenAI) -> None:
+def test_a_refused_request_is_a_bad_request_streamed_or_not(client: openai.OpenAI) -> None:
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError, match="maximum context length is 200") as caught:
             client.completions.create(model="tiny", prompt="x" * 300, stream=stream)
@@ -171,7 +175,7 @@ def test_a_refusal_is_a_bad_request_streamed_or_not(client: openai.OpenAI) -> No
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_engines_refusals_are_the_clients_exceptions(
+def test_engine_errors_are_the_clients_exceptions(
     error: Any, expected: type[openai.APIStatusError], stream: bool
 ) -> None:
     with served(app_with(FakeEngine(refusal=error))) as address, _client(address) as client:
@@ -190,7 +194,7 @@ def test_a_wrong_key_is_an_authentication_error() -> None:
             assert client.completions.create(model="tiny", prompt="hi").choices[0].text
 
 
-def test_an_engine_that_dies_in_the_middle_breaks_the_stream_with_an_error() -> None:
+def test_a_dead_engine_ends_the_stream_with_an_error() -> None:
     engine = FakeEngine(steps_before_pause=1)
     with served(app_with(engine)) as address, _client(address) as client:
         stream = client.completions.create(model="tiny", prompt="hi", stream=True)
@@ -200,7 +204,7 @@ def test_an_engine_that_dies_in_the_middle_breaks_the_stream_with_an_error() -> 
             list(stream)
 
 
-def test_neutral_values_of_what_is_not_served_are_accepted(connect: Connect) -> None:
+def test_neutral_values_of_unsupported_fields_are_accepted(connect: Connect) -> None:
     client = connect()
     neutral = {
         "n": 1,
@@ -239,11 +243,11 @@ def test_extra_sampling_fields_are_top_level(connect: Connect) -> None:
         "ignore_eos": True,
         "seed": 3,
     }
-    answer = connect(engine).post("/v1/completions", json=body).json()
+    completion = connect(engine).post("/v1/completions", json=body).json()
     params = engine.requests[0].params
     assert (params.top_k, params.min_p, params.seed) == (5, 0.2, 3)
     assert (params.stop_token_ids, params.ignore_eos) == ({104}, True)
-    assert answer["choices"][0] == {
+    assert completion["choices"][0] == {
         "index": 0,
         "text": "",
         "logprobs": None,
@@ -252,7 +256,7 @@ def test_extra_sampling_fields_are_top_level(connect: Connect) -> None:
     }
 
 
-def test_no_chunk_is_sent_for_tokens_that_have_no_text_yet(connect: Connect) -> None:
+def test_tokens_without_text_make_no_chunk(connect: Connect) -> None:
     engine = FakeEngine("👍👍", tokens_per_step=1)
     stream = connect(engine).post("/v1/completions", json={"prompt": "hi", "stream": True}).text
     texts = [event["choices"][0]["text"] for event in events_of(stream)]
@@ -269,21 +273,21 @@ def test_both_names_of_the_limit_may_agree_but_not_differ(connect: Connect) -> N
             assert "'max_completion_tokens' is 6" in response.json()["error"]["message"]
 
 
-def test_usage_so_far_is_in_every_chunk_that_asks_for_it(client: openai.OpenAI) -> None:
+def test_continuous_usage_stats_are_in_every_chunk(client: openai.OpenAI) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
     chunks = list(
         client.completions.create(
             model="tiny", prompt=["abcdefg", "xy"], stream=True, stream_options=options
         )
     )
-    said = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
-    assert len(said) == len(chunks)
-    assert said == sorted(said)
-    assert said[-2:] == [11, 11]  # the last chunk of text, and the one without choices
+    counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+    assert len(counts) == len(chunks)
+    assert counts == sorted(counts)
+    assert counts[-2:] == [11, 11]  # the last chunk of text, and the one without choices
     assert all(chunk.usage and chunk.usage.prompt_tokens == 11 for chunk in chunks)
 
 
-def test_a_stream_can_come_token_by_token(connect: Connect) -> None:
+def test_token_by_token_sends_one_chunk_per_token(connect: Connect) -> None:
     engine = FakeEngine("abc👍", tokens_per_step=5)
     options = {"token_by_token": True}
     for route, prompt in (("completions", {"prompt": "a"}), ("chat/completions", MESSAGES)):
@@ -298,7 +302,7 @@ def test_a_stream_can_come_token_by_token(connect: Connect) -> None:
     assert [len(event["output_ids"]) for event in events_of(native)] == [1] * 8
 
 
-def test_a_choice_tells_how_its_draft_fared_when_asked(connect: Connect) -> None:
+def test_return_speculation_adds_statistics_to_each_choice(connect: Connect) -> None:
     client = connect()
     expected = {
         "accept_length": pytest.approx(1 + 4 / 3),
@@ -314,12 +318,12 @@ def test_a_choice_tells_how_its_draft_fared_when_asked(connect: Connect) -> None
     chat = client.post("/v1/chat/completions", json={**MESSAGES, "return_speculation": True})
     assert chat.json()["choices"][0]["speculation"] == expected
     stream = client.post("/v1/completions", json={**body, "stream": True}).text
-    told = [c for event in events_of(stream) for c in event["choices"] if "speculation" in c]
-    assert [(c["speculation"], c["finish_reason"]) for c in told] == [(expected, "stop")] * 2
+    finished = [c for event in events_of(stream) for c in event["choices"] if "speculation" in c]
+    assert [(c["speculation"], c["finish_reason"]) for c in finished] == [(expected, "stop")] * 2
     assert "speculation" not in client.post("/v1/completions", json={"prompt": "a"}).text
 
 
-def test_the_chat_template_is_given_its_arguments(connect: Connect) -> None:
+def test_chat_template_kwargs_reach_the_template(connect: Connect) -> None:
     engine = FakeEngine()
     client = connect(engine)
     body = {**MESSAGES, "chat_template_kwargs": {"opening": "Hear: "}}
@@ -330,7 +334,7 @@ def test_the_chat_template_is_given_its_arguments(connect: Connect) -> None:
     assert all(bytes(r.prompt_ids).startswith(b"Hear: ") for r in engine.requests)
 
 
-def test_arguments_that_are_the_servers_or_break_the_template_are_refused(
+def test_reserved_or_failing_chat_template_kwargs_are_refused(
     connect: Connect,
 ) -> None:
     client = connect()

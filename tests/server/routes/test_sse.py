@@ -1,4 +1,4 @@
-"""Server-sent events at the edge: a client that does not read, and one that is gone."""
+"""EventStream: clients that do not read, and disconnects."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -13,7 +13,7 @@ from server.generation.generator import DeltaBatch
 from server.routes.sse import EventStream, cancel_on_disconnect
 
 
-class _Telling:
+class _TextEncoder:
     def encode(self, index: int, delta: Delta) -> Iterator[Mapping[str, object]]:
         yield {"text": delta.text}
 
@@ -22,7 +22,7 @@ class _Telling:
 
 
 class _Source:
-    """Deltas without an end, that remember whether they were closed."""
+    """An endless stream of deltas that records whether it was closed."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -35,17 +35,17 @@ class _Source:
             self.is_closed = True
 
 
-async def _gone_soon() -> dict[str, Any]:
+async def _disconnect_soon() -> dict[str, Any]:
     await asyncio.sleep(0.01)
     return {"type": "http.disconnect"}
 
 
-async def _never() -> dict[str, Any]:
+async def _no_disconnect() -> dict[str, Any]:
     await asyncio.Event().wait()
     raise AssertionError("never")
 
 
-def test_a_client_that_stops_reading_and_then_leaves_cancels_its_work() -> None:
+def test_a_disconnect_of_a_client_that_does_not_read_cancels_its_request() -> None:
     async def scenario() -> tuple[bool, dict[str, Any]]:
         source = _Source()
         scope: dict[str, Any] = {"type": "http", "path": "/generate"}
@@ -56,7 +56,9 @@ def test_a_client_that_stops_reading_and_then_leaves_cancels_its_work() -> None:
 
         deltas = source.deltas()
         first = await anext(deltas)
-        await EventStream(first=first, rest=deltas, encoder=_Telling())(scope, _gone_soon, full)
+        await EventStream(first=first, rest=deltas, encoder=_TextEncoder())(
+            scope, _disconnect_soon, full
+        )
         return source.is_closed, scope["state"]
 
     is_closed, state = asyncio.run(scenario())
@@ -64,7 +66,7 @@ def test_a_client_that_stops_reading_and_then_leaves_cancels_its_work() -> None:
     assert state["status"] == 499
 
 
-def test_a_connection_that_breaks_while_sending_closes_the_source() -> None:
+def test_a_send_error_closes_the_deltas() -> None:
     async def scenario() -> bool:
         source = _Source()
 
@@ -72,15 +74,15 @@ def test_a_connection_that_breaks_while_sending_closes_the_source() -> None:
             raise OSError("broken pipe")
 
         deltas = source.deltas()
-        stream = EventStream(first=await anext(deltas), rest=deltas, encoder=_Telling())
+        stream = EventStream(first=await anext(deltas), rest=deltas, encoder=_TextEncoder())
         with pytest.raises(OSError, match="broken pipe"):
-            await stream({"type": "http", "path": "/"}, _never, broken)
+            await stream({"type": "http", "path": "/"}, _no_disconnect, broken)
         return source.is_closed
 
     assert asyncio.run(scenario())
 
 
-def test_work_is_cancelled_when_its_client_is_gone() -> None:
+def test_a_disconnect_cancels_the_work() -> None:
     async def scenario() -> bool:
         was_cancelled = False
 
@@ -93,13 +95,13 @@ def test_work_is_cancelled_when_its_client_is_gone() -> None:
                 raise
 
         with pytest.raises(ClientDisconnected):
-            await cancel_on_disconnect(_gone_soon, work())
+            await cancel_on_disconnect(_disconnect_soon, work())
         return was_cancelled
 
     assert asyncio.run(scenario())
 
 
-def test_work_that_is_done_or_fails_does_not_wait_for_its_client() -> None:
+def test_finished_or_failed_work_does_not_wait_for_the_client() -> None:
     async def done() -> int:
         return 5
 
@@ -107,34 +109,34 @@ def test_work_that_is_done_or_fails_does_not_wait_for_its_client() -> None:
         raise ZeroDivisionError
 
     async def scenario() -> None:
-        assert await cancel_on_disconnect(_never, done()) == 5
+        assert await cancel_on_disconnect(_no_disconnect, done()) == 5
         with pytest.raises(ZeroDivisionError):
-            await cancel_on_disconnect(_never, fails())
+            await cancel_on_disconnect(_no_disconnect, fails())
 
     asyncio.run(scenario())
 
 
-def test_parts_go_the_short_way_where_there_is_one_and_the_head_does_not() -> None:
+def test_chunks_use_send_part_and_the_head_does_not() -> None:
     async def scenario() -> tuple[list[str], list[str]]:
-        long_way: list[str] = []
-        short_way: list[str] = []
+        sent: list[str] = []
+        parts: list[str] = []
 
         async def one_delta() -> AsyncGenerator[DeltaBatch | KeepAlive, None]:
             yield [(0, Delta("a", (97,), None, 0.0))]
 
         async def send(message: Any) -> None:
-            long_way.append(message["type"])
+            sent.append(message["type"])
 
         async def send_part(message: Any) -> None:
-            short_way.append(message["type"])
+            parts.append(message["type"])
 
         deltas = one_delta()
-        stream = EventStream(first=await anext(deltas), rest=deltas, encoder=_Telling())
+        stream = EventStream(first=await anext(deltas), rest=deltas, encoder=_TextEncoder())
         scope = {"type": "http", "path": "/", "state": {"send_part": send_part}}
-        await stream(scope, _never, send)
-        return long_way, short_way
+        await stream(scope, _no_disconnect, send)
+        return sent, parts
 
-    long_way, short_way = asyncio.run(scenario())
-    assert long_way[0] == "http.response.start"
-    assert short_way == ["http.response.body"] * 2
-    assert long_way[1:] == ["http.response.body"]  # the end of all parts
+    sent, parts = asyncio.run(scenario())
+    assert sent[0] == "http.response.start"
+    assert parts == ["http.response.body"] * 2
+    assert sent[1:] == ["http.response.body"]  # the end of all parts

@@ -1,4 +1,4 @@
-"""What an event costs, counted: timers, frames, writes, wake-ups. Seconds would be noise."""
+"""Counts the timers, writes and wake-ups of a stream, because times would be noisy."""
 
 import asyncio
 import json
@@ -23,8 +23,8 @@ from tests.support.server.fakes import FakeEngine, app_with
 _CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 60}
 
 
-async def _ask(body: dict[str, Any], *, tokens_per_step: int = 3) -> tuple[int, int, int]:
-    """Steps of the engine, timers that were set, and writes of the body."""
+async def _stream_chat(body: dict[str, Any], *, tokens_per_step: int = 3) -> tuple[int, int, int]:
+    """Return the numbers of engine steps, timers and body writes."""
     engine = FakeEngine("x" * 60, tokens_per_step=tokens_per_step)
     app = app_with(engine)
     writes = 0
@@ -48,28 +48,28 @@ async def _ask(body: dict[str, Any], *, tokens_per_step: int = 3) -> tuple[int, 
     transport = httpx.ASGITransport(counted)
     with patch.object(loop, "call_at", count):
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            answer = await client.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 200
+            response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200
     return 60 // tokens_per_step, timers, writes
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 3])
-def test_a_step_is_one_write_and_sets_no_timer(tokens_per_step: int) -> None:
-    steps, timers, writes = asyncio.run(_ask(_CHAT, tokens_per_step=tokens_per_step))
+def test_a_step_makes_one_write_and_sets_no_timer(tokens_per_step: int) -> None:
+    steps, timers, writes = asyncio.run(_stream_chat(_CHAT, tokens_per_step=tokens_per_step))
     assert writes <= steps + 1  # the end: [DONE]
-    assert timers <= 2  # of the whole answer
+    assert timers <= 2  # of the whole response
 
 
-def test_line_ends_that_some_clients_take_for_more_are_escaped() -> None:
-    said = "a\u2028b\u2029c\x85d\ne é"
-    frame = OPENAI.frame({"text": said})
+def test_unicode_line_separators_are_escaped() -> None:
+    text = "a\u2028b\u2029c\x85d\ne é"
+    frame = OPENAI.frame({"text": text})
     assert len(frame.decode().splitlines()) == 2  # the event and the empty line
     assert "é" in frame.decode()
-    assert json.loads(frame.removeprefix(b"data: ")) == {"text": said}
+    assert json.loads(frame.removeprefix(b"data: ")) == {"text": text}
 
 
 class Paced(FakeDevice):
-    """Begins when all requests are there; does a step once what it told is on the connection."""
+    """Starts when it has all requests; runs a step after the last one's events are written."""
 
     info = EngineInfo(1000, 258, 4, ())
 
@@ -95,7 +95,7 @@ class Paced(FakeDevice):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of an event loop, for one request."""
+    """Counts of one request."""
 
     steps: int  # of the engine
     wakes: int  # calls by other threads
@@ -104,7 +104,7 @@ class Work:
 
 
 def _work(num_tokens: int, *, stream: bool, n: int = 1) -> Work:
-    """For a request whose every step is one token of each of its n answers."""
+    """Run a request in which each step commits one token per choice."""
     engine = Paced(n, is_streamed=stream)
     worker = EngineWorker(engine, num_threads=1)  # type: ignore[arg-type]
     app = create_app(
@@ -151,24 +151,24 @@ async def _counted(
             patch.object(loop, "call_soon_threadsafe", waking),
             patch.object(asyncio.Handle, "_run", running),
         ):
-            answer = await client.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 200, answer.text
+            response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
     return wakes, callbacks, writes
 
 
 @pytest.mark.parametrize("n", [1, 4])
-def test_a_step_of_a_stream_wakes_its_loop_once_and_one_task_does_the_rest(n: int) -> None:
+def test_a_step_of_a_stream_wakes_the_event_loop_once(n: int) -> None:
     short, long = (_work(count, stream=True, n=n) for count in (20, 100))
     more = long.steps - short.steps
     assert more == 80
     assert long.wakes - short.wakes == more
-    assert long.writes - short.writes == more  # also for several answers of one request
+    assert long.writes - short.writes == more  # also for several responses of one request
     # The events, the loop's own reading of the wake-up, and the task that writes; fifty are of the
     # request itself. A bound, and not a count: two wake-ups may be read as one.
     assert long.callbacks <= 3 * long.steps + 60
 
 
-def test_a_whole_answer_wakes_its_loop_as_often_as_a_short_one() -> None:
+def test_without_streaming_wake_ups_do_not_depend_on_length() -> None:
     short, long = _work(20, stream=False), _work(200, stream=False)
     assert long.steps - short.steps == 180
     assert long.wakes == short.wakes

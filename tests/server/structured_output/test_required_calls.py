@@ -1,4 +1,4 @@
-"""Promised calls of tools: an engine that follows its mask can say nothing else."""
+"""Constrained tool calls, with an engine that follows the token mask."""
 
 import json
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ TOOLS = [tool("weather", CITY), tool("book", PAGE)]
 
 
 def follower(request: Request, *, begins: str = "") -> Iterator[int]:
-    """Says `begins`, then what ends an answer soonest: the end of text, a quote, a brace, ..."""
+    """Generate `begins`, then the allowed tokens that end an output soonest."""
     mask = request.token_mask
     assert mask is not None
     for byte in begins.encode():
@@ -49,24 +49,24 @@ def follow(request: Request) -> list[int]:
     return list(follower(request))
 
 
-def ask(connect: Connect, route: str, body: dict[str, Any], **options: Any) -> dict[str, Any]:
+def send(connect: Connect, route: str, body: dict[str, Any], **options: Any) -> dict[str, Any]:
     client = connect(FakeEngine(follow, max_len=2000), **{"tool_parser": "hermes", **options})
     response = client.post(route, json={"model": "tiny", "max_tokens": 400, **body})
     assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    response_body: dict[str, Any] = response.json()
+    return response_body
 
 
 def chat(connect: Connect, **body: Any) -> dict[str, Any]:
-    answer = ask(connect, CHAT, {"messages": [USER], "tools": TOOLS, **body})
-    choice: dict[str, Any] = answer["choices"][0]
+    response_body = send(connect, CHAT, {"messages": [USER], "tools": TOOLS, **body})
+    choice: dict[str, Any] = response_body["choices"][0]
     return choice
 
 
 @pytest.mark.parametrize("parser", ["hermes", "mistral", "llama3_json"])
-def test_a_required_call_is_there_in_every_format(connect: Connect, parser: str) -> None:
+def test_a_required_call_is_generated_in_every_format(connect: Connect, parser: str) -> None:
     body = {"messages": [USER], "tools": TOOLS, "tool_choice": "required"}
-    choice = ask(connect, CHAT, body, tool_parser=parser)["choices"][0]
+    choice = send(connect, CHAT, body, tool_parser=parser)["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] in ("weather", "book")
@@ -85,7 +85,7 @@ def test_a_named_function_is_called_with_arguments_of_its_schema(
     )
 
 
-def test_a_schema_that_cannot_be_served_lets_any_object_pass_if_it_is_not_strict(
+def test_an_unsupported_schema_of_a_non_strict_tool_allows_any_object(
     connect: Connect,
 ) -> None:
     odd = {"properties": {"a": {"not": {}}}}
@@ -94,7 +94,7 @@ def test_a_schema_that_cannot_be_served_lets_any_object_pass_if_it_is_not_strict
     assert isinstance(arguments, dict)
 
 
-def test_thoughts_come_before_a_required_call(connect: Connect) -> None:
+def test_reasoning_comes_before_a_required_call(connect: Connect) -> None:
     def thinks(request: Request) -> list[int]:
         return list(follower(request, begins="<think>Well.</think>"))
 
@@ -107,7 +107,7 @@ def test_thoughts_come_before_a_required_call(connect: Connect) -> None:
     assert message["tool_calls"]
 
 
-def test_without_a_promise_there_is_no_mask(connect: Connect) -> None:
+def test_unconstrained_tools_have_no_mask(connect: Connect) -> None:
     engine = FakeEngine(max_len=2000)
     client = connect(engine, tool_parser="hermes")
     for changes in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"}):
@@ -124,7 +124,7 @@ def test_without_a_promise_there_is_no_mask(connect: Connect) -> None:
         {"response_format": {"type": "json_object"}},
     ],
 )
-def test_promises_about_calls_that_may_come_make_a_mask_too(
+def test_constraints_on_optional_calls_set_a_mask(
     connect: Connect, changes: dict[str, Any]
 ) -> None:
     engine = FakeEngine("no", max_len=2000)
@@ -134,7 +134,7 @@ def test_promises_about_calls_that_may_come_make_a_mask_too(
 
 
 @pytest.mark.parametrize("parser", ["pythonic", "llama3_json"])
-def test_a_format_without_a_grammar_refuses_to_promise(connect: Connect, parser: str) -> None:
+def test_a_format_without_a_grammar_refuses_constraints(connect: Connect, parser: str) -> None:
     body = {"messages": [USER], "tools": TOOLS, "parallel_tool_calls": False}
     response = connect(FakeEngine(max_len=2000), tool_parser=parser).post(CHAT, json=body)
     assert response.status_code == 400
@@ -155,19 +155,19 @@ ANTHROPIC_TOOLS = [
         ({"type": "tool", "name": "book"}, ("book",)),
     ],
 )
-def test_anthropics_choices_are_kept_too(
+def test_anthropic_tool_choices_are_enforced(
     connect: Connect, choice: dict[str, Any], names: tuple[str, ...]
 ) -> None:
     body = {"messages": [USER], "tools": ANTHROPIC_TOOLS, "tool_choice": choice}
-    answer = ask(connect, MESSAGES, body)
-    assert answer["stop_reason"] == "tool_use"
-    (block,) = answer["content"]
+    response_body = send(connect, MESSAGES, body)
+    assert response_body["stop_reason"] == "tool_use"
+    (block,) = response_body["content"]
     assert block["type"] == "tool_use"
     assert block["name"] in names
     assert isinstance(block["input"], dict)
 
 
-def test_anthropics_strict_tool_with_a_schema_that_cannot_be_served_is_refused(
+def test_a_strict_anthropic_tool_with_an_unsupported_schema_is_refused(
     connect: Connect,
 ) -> None:
     tools = [{"name": "odd", "strict": True, "input_schema": {"properties": {"a": {"not": {}}}}}]

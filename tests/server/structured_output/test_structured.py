@@ -1,4 +1,4 @@
-"""Answers that keep to a grammar, on every route and by every name that clients have for it."""
+"""Structured output on every route, with every grammar field."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "s
 
 
 def body_for(route: str, fields: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A body with the fields where the route has them."""
+    """Return a body with the fields at the route's place."""
     if route == GENERATE:
         params = {"max_new_tokens": more.pop("max_tokens", 60), "temperature": 1.0, **fields}
         return {"text": "hi", "sampling_params": params, **more}
@@ -31,10 +31,10 @@ def body_for(route: str, fields: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {**prompt, "max_tokens": 60, **fields, **more}
 
 
-def text_of(answer: dict[str, Any]) -> str:
-    if "text" in answer:
-        return str(answer["text"])
-    choice = answer["choices"][0]
+def text_of(completion: dict[str, Any]) -> str:
+    if "text" in completion:
+        return str(completion["text"])
+    choice = completion["choices"][0]
     return str(choice["text"] if "text" in choice else choice["message"]["content"])
 
 
@@ -66,16 +66,16 @@ NAMES = [(route, fields) for fields in EVERYWHERE for route in (GENERATE, COMPLE
 NAMES += [(route, fields) for fields in OPENAI for route in (COMPLETIONS, CHAT)]
 
 
-def test_every_name_of_a_grammar_works_on_every_route_that_has_it(service: TinyService) -> None:
+def test_every_grammar_field_works_on_every_route_that_has_it(service: TinyService) -> None:
     for route, fields in NAMES:
         response = httpx.post(service.url + route, json=body_for(route, fields), timeout=60)
         assert response.status_code == 200, (route, fields, response.text)
-        answer = response.json()
-        assert json.loads(text_of(answer))["a"] in (1, 2), (route, fields)
+        completion = response.json()
+        assert json.loads(text_of(completion))["a"] in (1, 2), (route, fields)
         if route != GENERATE:
-            assert answer["choices"][0]["finish_reason"] == "stop"
+            assert completion["choices"][0]["finish_reason"] == "stop"
         else:
-            assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": None}
+            assert completion["meta_info"]["finish_reason"] == {"type": "stop", "matched": None}
 
 
 def test_a_json_object_is_any_object(service: TinyService) -> None:
@@ -85,13 +85,13 @@ def test_a_json_object_is_any_object(service: TinyService) -> None:
         {"structured_outputs": {"json_object": True}},
     ):
         body = body_for(CHAT, fields, max_tokens=140, seed=5)
-        answer = httpx.post(service.url + CHAT, json=body, timeout=60).json()
-        text, reason = text_of(answer), answer["choices"][0]["finish_reason"]
+        completion = httpx.post(service.url + CHAT, json=body, timeout=60).json()
+        text, reason = text_of(completion), completion["choices"][0]["finish_reason"]
         assert text.startswith("{")
         assert reason == "length" or isinstance(json.loads(text), dict)
 
 
-def test_text_asks_for_nothing(connect: Connect) -> None:
+def test_response_format_text_sets_no_mask(connect: Connect) -> None:
     engine = FakeEngine()
     body = body_for(CHAT, {"response_format": {"type": "text"}, "structured_outputs": {}})
     assert connect(engine).post(CHAT, json=body).status_code == 200
@@ -140,7 +140,7 @@ def test_text_asks_for_nothing(connect: Connect) -> None:
         ),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_its_name(
+def test_an_invalid_grammar_field_is_named(
     connect: Connect, route: str, fields: dict[str, Any], param: str, words: str
 ) -> None:
     engine = FakeEngine()
@@ -152,21 +152,21 @@ def test_what_cannot_be_served_is_refused_by_its_name(
     assert engine.requests == []
 
 
-def test_a_schema_of_one_of_many_prompts_is_named_with_its_number(connect: Connect) -> None:
+def test_an_invalid_grammar_of_one_prompt_is_named_with_its_index(connect: Connect) -> None:
     params = [{"max_new_tokens": 3}, {"max_new_tokens": 3, "regex": "("}]
     body = {"text": ["a", "b"], "sampling_params": params}
     error = connect(FakeEngine()).post(GENERATE, json=body).json()["error"]
     assert error["param"] == "sampling_params.1.regex"
 
 
-def test_a_grammar_that_is_lost_on_the_way_ends_the_answer_with_an_error(connect: Connect) -> None:
-    """An engine that says what no mask allows stands for a grammar that got too complex."""
+def test_a_grammar_that_fails_during_generation_ends_with_an_error(connect: Connect) -> None:
+    """The engine violates the mask, which has the same effect as exceeding a limit."""
 
-    def says(request: Any) -> list[int]:
+    def violate(request: Any) -> list[int]:
         request.token_mask.commit(ord("b"))
         return [ord("a")] * 5
 
-    client = connect(FakeEngine(says))
+    client = connect(FakeEngine(violate))
     error = client.post(COMPLETIONS, json=body_for(COMPLETIONS, {"regex": "a{5}"})).json()["error"]
     assert error["code"] == "grammar_too_complex"
     body = body_for(COMPLETIONS, {"regex": "a{5}"}, stream=True)
@@ -174,10 +174,10 @@ def test_a_grammar_that_is_lost_on_the_way_ends_the_answer_with_an_error(connect
 
 
 @pytest.mark.parametrize("num_together", [1, 8, 16])
-def test_answers_to_bounded_schemas_are_valid_whenever_they_have_come_to_their_end(
+def test_finished_outputs_of_bounded_schemas_are_valid(
     service: TinyService, num_together: int
 ) -> None:
-    """Random weights at temperature 1: nothing but the grammar makes these texts JSON."""
+    """With random weights at temperature 1 only the grammar makes the outputs JSON."""
     lengths = []
 
     async def one(client: httpx.AsyncClient, turn: asyncio.Semaphore, at: int, name: str) -> None:
@@ -204,8 +204,8 @@ def test_answers_to_bounded_schemas_are_valid_whenever_they_have_come_to_their_e
 
 
 async def _whole(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str]:
-    answer = (await client.post(CHAT, json=body)).json()
-    return text_of(answer), answer["choices"][0]["finish_reason"]
+    completion = (await client.post(CHAT, json=body)).json()
+    return text_of(completion), completion["choices"][0]["finish_reason"]
 
 
 async def _streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str]:
@@ -219,25 +219,28 @@ async def _streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[st
     return text, reason
 
 
-def test_choices_of_one_prompt_keep_to_the_grammar_each(service: TinyService) -> None:
+def test_each_choice_of_one_prompt_follows_the_grammar(service: TinyService) -> None:
     body = body_for(COMPLETIONS, {"choice": ["aa", "ab", "ba", "bb"], "n": 12, "seed": 1})
-    answer = httpx.post(service.url + COMPLETIONS, json=body, timeout=60).json()
-    texts = [choice["text"] for choice in answer["choices"]]
+    completion = httpx.post(service.url + COMPLETIONS, json=body, timeout=60).json()
+    texts = [choice["text"] for choice in completion["choices"]]
     assert set(texts) <= {"aa", "ab", "ba", "bb"}
     assert len(set(texts)) > 1
 
 
 def test_a_stop_string_still_cuts_a_grammar_short(service: TinyService) -> None:
     body = body_for(COMPLETIONS, {"regex": "abc{5}d", "stop": ["cc"]})
-    answer = httpx.post(service.url + COMPLETIONS, json=body, timeout=60).json()
-    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("ab", "stop")
-    assert answer["usage"]["completion_tokens"] == 4
+    completion = httpx.post(service.url + COMPLETIONS, json=body, timeout=60).json()
+    assert (completion["choices"][0]["text"], completion["choices"][0]["finish_reason"]) == (
+        "ab",
+        "stop",
+    )
+    assert completion["usage"]["completion_tokens"] == 4
 
 
 @pytest.mark.parametrize(
     "options", [{"ignore_eos": True}, {"min_tokens": 9}, {"top_k": 1}, {"temperature": 1e308}]
 )
-def test_a_finished_grammar_ends_the_answer_whatever_else_is_asked(
+def test_a_complete_grammar_ends_the_output_with_any_options(
     service: TinyService, options: dict[str, Any]
 ) -> None:
     body = body_for(COMPLETIONS, {"regex": "x{4}", **options, "logprobs": 2})

@@ -1,4 +1,4 @@
-"""The demo pair under grammars: JSON that is JSON, alone and in a crowd, streamed and not."""
+"""Structured output of the demo pair at several concurrencies, streamed and not."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ async def _streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[st
 
 
 @pytest.mark.parametrize("num_together", [1, 8, 16])
-def test_every_answer_that_has_come_to_its_end_is_valid(url: str, num_together: int) -> None:
+def test_every_finished_output_is_valid(url: str, num_together: int) -> None:
     reasons: list[str] = []
 
     async def one(client: httpx.AsyncClient, turn: asyncio.Semaphore, name: str, at: int) -> None:

@@ -1,4 +1,4 @@
-"""Tokens by themselves, and stops across them, in both ways in which tokenizers spell bytes."""
+"""Text and bytes of single tokens, for byte-level and byte-fallback tokenizers."""
 
 import functools
 
@@ -20,7 +20,7 @@ ANY_TEXT = st.text(
 
 
 def _byte_level() -> Tokenizer:
-    """GPT-2's way: every byte is a letter; some letters have merged."""
+    """Byte-level BPE as in GPT-2: every byte is a letter, with some merges."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merged = ["th", "the", "Ġthe", "Ġt", "æĹ", "æĹ¥"]
     vocabulary = {text: i for i, text in enumerate([*letters, *merged])}
@@ -32,7 +32,7 @@ def _byte_level() -> Tokenizer:
 
 
 def _byte_fallback() -> Tokenizer:
-    """SentencePiece's way: characters, and for those without a token their bytes as <0xE6>."""
+    """Byte fallback as in SentencePiece: unknown characters become bytes such as <0xE6>."""
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
     vocabulary = {text: i for i, text in enumerate([*names, *"▁abthe日", "▁th", "th"])}
     tokenizer = Tokenizer(
@@ -57,14 +57,14 @@ KINDS = pytest.mark.parametrize("kind", ["byte level", "byte fallback"])
 @KINDS
 @settings(deadline=None, max_examples=60)
 @given(text=ANY_TEXT)
-def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(kind: str, text: str) -> None:
+def test_token_bytes_join_to_the_bytes_of_the_text(kind: str, text: str) -> None:
     tokens = codec(kind).tokens
     ids = codec(kind).encode(text, add_special_tokens=False)
     assert b"".join(tokens.bytes(token_id) for token_id in ids) == text.encode()
 
 
 @KINDS
-def test_a_token_that_is_no_whole_character_has_a_replacement_and_its_bytes(kind: str) -> None:
+def test_a_partial_character_has_a_replacement_text_and_its_bytes(kind: str) -> None:
     tokens = codec(kind).tokens
     ids = codec(kind).encode("本", add_special_tokens=False)
     assert len(ids) == 3
@@ -73,17 +73,15 @@ def test_a_token_that_is_no_whole_character_has_a_replacement_and_its_bytes(kind
 
 
 @KINDS
-def test_the_space_that_begins_a_token_is_part_of_it(kind: str) -> None:
+def test_the_leading_space_of_a_token_is_part_of_its_text(kind: str) -> None:
     (token_id, *_) = codec(kind).encode(" th", add_special_tokens=False)
     assert codec(kind).tokens.text(token_id).startswith(" ")
 
 
 @KINDS
 @pytest.mark.parametrize("stop", ["日本", "e\u0301", "👩\u200d👩", "\u0301", " na", "本 e"])
-def test_a_stop_of_several_bytes_is_cut_out_and_nothing_of_it_is_shown(
-    kind: str, stop: str
-) -> None:
-    answer = OutputText(decoder=codec(kind).decoder(), table=StopTable([stop]))
+def test_a_stop_of_several_bytes_is_cut_out_completely(kind: str, stop: str) -> None:
+    output = OutputText(decoder=codec(kind).decoder(), table=StopTable([stop]))
     ids = codec(kind).encode(TEXT, add_special_tokens=False)
-    pieces = [answer.push(token_id) for token_id in ids] + [answer.flush()]
+    pieces = [output.push(token_id) for token_id in ids] + [output.flush()]
     assert "".join(pieces) == TEXT[: TEXT.index(stop)]

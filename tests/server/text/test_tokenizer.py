@@ -1,4 +1,4 @@
-"""Decoding while an answer grows gives the text that decoding it whole gives."""
+"""TextCodec: incremental decoding equals decoding at once."""
 
 import pytest
 from hypothesis import given, settings
@@ -31,7 +31,7 @@ def byte_level_codec() -> TextCodec:
 
 
 def byte_fallback_codec() -> TextCodec:
-    """A tokenizer of SentencePiece's kind: a mark for spaces, bytes for what it does not know."""
+    """A SentencePiece-like tokenizer: a mark for spaces, bytes for unknown characters."""
     pieces = [f"<0x{byte:02X}>" for byte in range(256)] + ["\u2581", "a", "b", "e", "\u2581a"]
     vocab = {piece: i for i, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.BPE(vocab, [("\u2581", "a")], byte_fallback=True))
@@ -59,7 +59,7 @@ def pieces_of(codec: TextCodec, token_ids: list[int]) -> list[str]:
 @pytest.mark.parametrize("codec", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte level", "byte fallback"])
 @settings(deadline=None)
 @given(text=TEXTS)
-def test_the_pieces_of_a_text_join_to_it_and_none_has_half_a_character(
+def test_incremental_pieces_join_to_the_text_in_whole_characters(
     codec: TextCodec, text: str
 ) -> None:
     token_ids = codec.encode(text, add_special_tokens=False)
@@ -73,13 +73,13 @@ def test_the_pieces_of_a_text_join_to_it_and_none_has_half_a_character(
 
 @settings(deadline=None)
 @given(token_ids=st.lists(st.integers(0, 329), max_size=80))
-def test_broken_bytes_decode_piece_by_piece_as_they_do_whole(token_ids: list[int]) -> None:
+def test_invalid_bytes_decode_incrementally_as_at_once(token_ids: list[int]) -> None:
     assert "".join(pieces_of(BYTE_LEVEL, token_ids)) == BYTE_LEVEL.decode(token_ids)
 
 
 @settings(deadline=None)
 @given(text=TEXTS)
-def test_every_beginning_of_an_answer_is_a_beginning_of_its_text(text: str) -> None:
+def test_emitted_text_is_always_a_prefix_of_the_whole(text: str) -> None:
     token_ids = BYTE_LEVEL.encode(text, add_special_tokens=False)
     decoder, shown = BYTE_LEVEL.decoder(), ""
     for token_id in token_ids:
@@ -87,7 +87,7 @@ def test_every_beginning_of_an_answer_is_a_beginning_of_its_text(text: str) -> N
         assert text.startswith(shown)
 
 
-def test_an_unfinished_character_is_kept_back_and_shown_as_broken_only_at_the_end() -> None:
+def test_an_incomplete_character_is_withheld_until_the_end() -> None:
     decoder = byte_codec().decoder()
     assert [decoder.push(byte) for byte in "日".encode()[:2]] == ["", ""]
     assert decoder.flush() == "\ufffd"
@@ -95,7 +95,7 @@ def test_an_unfinished_character_is_kept_back_and_shown_as_broken_only_at_the_en
 
 
 @pytest.mark.parametrize("num_bytes", [1, 2, 3])
-def test_a_babble_of_broken_bytes_is_still_shown_as_it_comes(num_bytes: int) -> None:
+def test_a_long_run_of_invalid_bytes_is_emitted_incrementally(num_bytes: int) -> None:
     data = "👍".encode()[:num_bytes] * 200 + "👍".encode()
     pieces = pieces_of(byte_codec(), list(data))
     longest_wait = max(len(run) for run in "".join("x" if p else "." for p in pieces).split("x"))
@@ -103,17 +103,17 @@ def test_a_babble_of_broken_bytes_is_still_shown_as_it_comes(num_bytes: int) -> 
     assert "".join(pieces) == data.decode(errors="replace")
 
 
-def test_special_tokens_and_ids_without_a_token_have_no_text() -> None:
+def test_special_tokens_and_unused_ids_have_no_text() -> None:
     token_ids = [BOS, *b"a", EOS, NUM_IDS + 5, *b"b"]
     assert "".join(pieces_of(byte_codec(), token_ids)) == "ab"
 
 
-def test_special_tokens_have_text_when_they_are_asked_for() -> None:
+def test_special_tokens_have_text_without_skip_special_tokens() -> None:
     decoder = byte_codec().decoder(skip_special_tokens=False, eos_token_ids=[EOS])
     assert decoder.push(EOS) == "</s>"
 
 
-def test_an_end_token_has_no_text_even_if_the_tokenizer_does_not_mark_it() -> None:
+def test_eos_tokens_have_no_text_even_if_not_marked_special() -> None:
     codec = byte_codec()
     decoder = codec.decoder(eos_token_ids=[ord("!")])
     assert "".join(map(decoder.push, b"hi!")) == "hi"
@@ -137,20 +137,20 @@ def test_a_chat_is_rendered_and_encoded_without_further_special_tokens() -> None
     assert bytes(ids) == b"user: hi\nassistant: "
 
 
-def test_a_template_that_refuses_says_why() -> None:
+def test_a_template_error_is_reported() -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]
     with pytest.raises(ChatTemplateError, match="system must come first"):
         byte_codec().encode_chat(messages)
 
 
-def test_a_model_without_a_chat_template_takes_no_chat() -> None:
+def test_a_chat_without_a_chat_template_is_refused() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.chat_template = None
     with pytest.raises(ChatTemplateError, match="no chat template"):
         TextCodec(tokenizer=tokenizer).encode_chat([{"role": "user", "content": "hi"}])
 
 
-def test_a_tokenizer_is_loaded_from_a_folder_with_a_template_of_ones_own(
+def test_a_tokenizer_is_loaded_from_a_folder_with_a_custom_template(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("tokenizer")
@@ -165,7 +165,7 @@ def test_a_tokenizer_is_loaded_from_a_folder_with_a_template_of_ones_own(
     assert isinstance(caught.value.__cause__, TemplateError)
 
 
-def test_a_truncation_in_the_tokenizers_file_is_dropped_before_threads_use_it() -> None:
+def test_truncation_of_a_tokenizer_file_is_removed_at_construction() -> None:
     tokenizer = Tokenizer(models.BPE({"a": 0}, []))
     tokenizer.enable_truncation(max_length=2)
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
@@ -174,8 +174,8 @@ def test_a_truncation_in_the_tokenizers_file_is_dropped_before_threads_use_it() 
     assert codec.encode("aaaaa") == [0] * 5
 
 
-def test_a_tokenizer_that_changes_what_its_bytes_say_is_asked_for_every_text() -> None:
-    """A byte-level decoder, but the class around it cleans up behind it."""
+def test_a_tokenizer_that_changes_decoded_text_uses_the_window_decoder() -> None:
+    """Its decoder is byte-level, but the class changes the decoded text."""
 
     class Cleaning(PreTrainedTokenizerFast):  # type: ignore[misc]
         def _decode(self, *args: object, **kwargs: object) -> str:

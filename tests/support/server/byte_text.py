@@ -1,4 +1,4 @@
-"""A tokenizer of bytes: text and ids are as close as they can be."""
+"""A tokenizer whose ids are bytes."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class _Marked:
 
 
 class ByteTokenizer:
-    """One token per byte of UTF-8, a beginning that is added, an end that is special."""
+    """One token per byte of UTF-8, with a BOS that encode adds and a special EOS."""
 
     chat_template: Any = "tools, role: content"
     added_tokens_decoder: Mapping[int, Any] = MappingProxyType({BOS: _Marked(), EOS: _Marked()})
@@ -45,17 +45,21 @@ class ByteTokenizer:
         return b"".join(parts).decode(errors="replace")
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        """A line a message; `opening` stands before them, tools in a line of their own."""
+        """One line per message, after `opening` and a line of tools."""
         assert options.pop("tokenize") is False
-        goes_on = options.pop("continue_final_message", False)
-        assert options.pop("add_generation_prompt", False) is not goes_on
+        is_continued = options.pop("continue_final_message", False)
+        assert options.pop("add_generation_prompt", False) is not is_continued
         tools, opening = options.pop("tools"), options.pop("opening", "")
         assert options.keys() <= {"enable_thinking"}, options
         if any(message["role"] == "system" for message in conversation[1:]):
             raise TemplateError("system must come first")
-        said = "".join(f"{m['role']}: {m['content']}\n" for m in conversation)
-        offered = f"tools: {json.dumps(tools)}\n" if tools else ""
-        return opening + offered + (said.removesuffix("\n") if goes_on else f"{said}assistant: ")
+        turns = "".join(f"{m['role']}: {m['content']}\n" for m in conversation)
+        tool_line = f"tools: {json.dumps(tools)}\n" if tools else ""
+        return (
+            opening
+            + tool_line
+            + (turns.removesuffix("\n") if is_continued else f"{turns}assistant: ")
+        )
 
 
 def byte_codec() -> TextCodec:

@@ -1,4 +1,4 @@
-"""A small truthful engine, and a real web server for one test."""
+"""A scripted engine, and a real web server for one test."""
 
 import asyncio
 import socket
@@ -35,36 +35,35 @@ End = tuple[FinishReason, int | str | None]  # why, and the stop that matched
 
 
 class FakeEngine:
-    """Says what it was told to, a few tokens a step, and keeps the promises of EngineClient.
+    """Generates a scripted output, a few tokens per step, as EngineClient requires.
 
-    `says` is the text of every answer, or a function from the request to its tokens. A request
-    holds a page from admission to its end, however it ends.
+    `output` is the text of every completion, or a function from the request to its tokens.
     """
 
     def __init__(
         self,
-        says: str | Callable[[Request], Sequence[int]] = "hello world",
+        output: str | Callable[[Request], Sequence[int]] = "hello world",
         *,
         tokens_per_step: int = 3,
         max_len: int = 200,
         refusal: EngineError | None = None,
         refuses: Callable[[Request], bool] = lambda request: True,
         steps_before_pause: int | None = None,
-        leaves_queued: bool = False,
+        stays_queued: bool = False,
     ) -> None:
-        self._says = says
+        self._output = output
         self._tokens_per_step = tokens_per_step
         self._refusal = refusal
         self._refuses = refuses
         self._steps_before_pause = steps_before_pause
-        self._leaves_queued = leaves_queued  # is_queued says yes of a request that runs
+        self._stays_queued = stays_queued  # is_queued returns True for running requests
         self._aborted: set[str] = set()
         self._death: EngineError | Exception | None = None
         self.info = EngineInfo(max_len, NUM_IDS, 4, (EOS,), {"device": "none"})
         self.requests: list[Request] = []
         self.running: set[str] = set()
         self.queued: set[str] = set()
-        self.num_told = 0  # events
+        self.num_events = 0  # sent to callbacks
         self.num_cancelled = 0
         self.profile: str | None = None
         self.mode: ContextKVMode = "auto"
@@ -80,7 +79,7 @@ class FakeEngine:
         async with aclosing(self._events(request)) as events:
             async for event in events:
                 on_event(event)
-                self.num_told += 1
+                self.num_events += 1
 
     async def generate_whole(self, request: Request, events: list[TokenEvent]) -> None:
         await self.generate(request, events.append)
@@ -90,11 +89,11 @@ class FakeEngine:
         if self._refusal is not None and self._refuses(request):
             raise self._refusal
         self.running.add(request.request_id)
-        if self._leaves_queued:
+        if self._stays_queued:
             self.queued.add(request.request_id)
         has_ended = False
         try:
-            for num_step, (token_ids, end, said) in enumerate(self._steps(request)):
+            for num_step, (token_ids, end, num_output) in enumerate(self._steps(request)):
                 while num_step == self._steps_before_pause and not self._is_over(request):
                     await asyncio.sleep(0.002)
                 await asyncio.sleep(0)
@@ -103,7 +102,7 @@ class FakeEngine:
                 if request.request_id in self._aborted:
                     token_ids, end = (), (FinishReason.ABORT, None)
                 has_ended = end is not None
-                finish = self._finish(request, said, *end) if end else None
+                finish = self._finish(request, num_output, *end) if end else None
                 yield self._event(request, token_ids, finish, is_first=num_step == 0)
                 if has_ended:
                     return
@@ -115,57 +114,57 @@ class FakeEngine:
     def _event(
         self, request: Request, token_ids: tuple[int, ...], finish: Finish | None, *, is_first: bool
     ) -> TokenEvent:
-        """With the log probabilities that were asked for: a token's own says which one it is."""
+        """Return an event with the requested log probabilities, which encode the token id."""
         params = request.params
         num_top, start = params.num_logprobs, params.prompt_logprobs_from
 
-        def told(ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
+        def entries(ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
             top = tuple((65 + i, -i / 2) for i in range(num_top or 0))
             return tuple(TokenLogprob(token_id, -token_id / 100, top) for token_id in ids)
 
         prompt = request.prompt_ids[max(1, start) :] if start is not None and is_first else ()
-        own = told(token_ids) if num_top is not None else ()
-        return TokenEvent(request.request_id, token_ids, finish, own, told(prompt))
+        own = entries(token_ids) if num_top is not None else ()
+        return TokenEvent(request.request_id, token_ids, finish, own, entries(prompt))
 
     def _is_over(self, request: Request) -> bool:
         return self._death is not None or request.request_id in self._aborted
 
     def _steps(self, request: Request) -> Iterator[tuple[tuple[int, ...], End | None, int]]:
-        """For each step its tokens, the end if it is the last, and the tokens said so far."""
+        """Yield each step's tokens, its end if it is the last, and the number of tokens so far."""
         step: list[int] = []
-        for said, token_id in enumerate(self._script(request), start=1):
+        for num_output, token_id in enumerate(self._script(request), start=1):
             step.append(token_id)
-            end = self._end(request, token_id, said)
+            end = self._end(request, token_id, num_output)
             if end or len(step) == self._tokens_per_step:
-                yield tuple(step), end, said
+                yield tuple(step), end, num_output
                 step = []
             if end:
                 return
 
     def _script(self, request: Request) -> Iterator[int]:
-        yield from self._says.encode() if isinstance(self._says, str) else self._says(request)
+        yield from self._output.encode() if isinstance(self._output, str) else self._output(request)
         while True:
             yield EOS
 
-    def _end(self, request: Request, token_id: int, said: int) -> End | None:
+    def _end(self, request: Request, token_id: int, num_output: int) -> End | None:
         params = request.params
         stop = request.stop_scanner.feed(token_id) if request.stop_scanner else None
         if stop is not None:
             return FinishReason.STOP, stop
         if token_id in params.stop_token_ids or (token_id == EOS and not params.ignore_eos):
             return FinishReason.STOP, token_id
-        if said >= params.max_new_tokens:
+        if num_output >= params.max_new_tokens:
             return FinishReason.LENGTH, None
         return None
 
     def _finish(
-        self, request: Request, said: int, reason: FinishReason, matched: int | str | None
+        self, request: Request, num_output: int, reason: FinishReason, matched: int | str | None
     ) -> Finish:
         return Finish(
             reason=reason,
             matched=matched,
             num_prompt_tokens=len(request.prompt_ids),
-            num_output_tokens=said,
+            num_output_tokens=num_output,
             num_cached_tokens=1,
             speculation=SpeculationStats(accept_counts=(1, 0, 2), num_draft_tokens=12),
             queue_seconds=0.001,
@@ -230,7 +229,7 @@ def app_with(
 
 @contextmanager
 def served(app: FastAPI) -> Iterator[str]:
-    """The app behind a real web server on a free port of this machine; its address."""
+    """Serve the app on a free local port; yield its address."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
@@ -242,11 +241,11 @@ def served(app: FastAPI) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(timeout=10)
-            assert not thread.is_alive(), "the web server does not end"
+            assert not thread.is_alive(), "the web server does not exit"
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, f"no change within {timeout_s} s"
         time.sleep(0.002)

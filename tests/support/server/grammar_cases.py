@@ -1,4 +1,4 @@
-"""Schemas whose texts are bounded, so that every answer can come to its end."""
+"""Schemas whose texts have a bounded length, so that every output can finish."""
 
 from typing import Any
 
@@ -62,5 +62,5 @@ BOUNDED: dict[str, Schema] = {
     "other letters": _object({"größe": {"enum": ["groß", "klein", "日本", "👍"]}, "n": DIGIT}),
 }
 
-# Without letters that a tokenizer of printable ASCII cannot write.
+# Without characters that an ASCII tokenizer cannot encode.
 IN_ASCII = {name: schema for name, schema in BOUNDED.items() if name != "other letters"}

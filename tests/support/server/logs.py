@@ -1,4 +1,4 @@
-"""Commands configure logging for their process; a test gives it back."""
+"""Restores logging after commands that configure it."""
 
 import logging
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A tiny target with a tokenizer of its own, and a draft that fits, as folders on disk."""
+"""Writes a tiny target with a tokenizer, and a matching draft, to disk."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ class TinyPair:
 
     @property
     def flags(self) -> list[str]:
-        """Settings that load it on one thread, into a pool of a few hundred tokens."""
+        """Flags that load it on one thread with a pool of 512 tokens."""
         flags = ["--model", str(self.target), "--draft-model", str(self.draft)]
         return [*flags, "--kv.num_pages", "64", "--page-size", "8", "--device.num_threads", "1"]
 
@@ -31,7 +31,7 @@ class TinyPair:
         """generation goes into the target's generation_config.json."""
         target = folder / "target"
         model: Any = tiny_model("llama")
-        # An end of text that random weights hardly ever say, so that answers have their length.
+        # Random weights hardly ever generate this EOS, so outputs have their full length.
         model.generation_config = GenerationConfig(eos_token_id=VOCAB - 1, **generation)
         model.save_pretrained(target)
         character_tokenizer().save_pretrained(target)
@@ -39,7 +39,7 @@ class TinyPair:
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per printable ASCII character; what is none is unknown."""
+    """One token per printable ASCII character; others are unknown."""
     characters = [chr(c) for c in range(32, 127)] + ["\n"]
     vocabulary = {text: i for i, text in enumerate((*_SPECIAL, *characters))}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))

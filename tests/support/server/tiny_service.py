@@ -1,4 +1,4 @@
-"""The service over a real engine with a tiny pair, behind a real web server."""
+"""Serves a tiny model pair on a real engine and web server."""
 
 import time
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tests.support.server.tiny_pair import character_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TinyService:
-    """Where it is, and what must be as before when everybody has gone."""
+    """The address of the server, and its engine."""
 
     url: str
     worker: EngineWorker
@@ -30,7 +30,7 @@ class TinyService:
         return live
 
     def wait_until_idle(self) -> None:
-        """Nothing runs, nothing waits, no page is used; fails after a while otherwise."""
+        """Wait until no request runs or waits and no page is used; fail after 30 s."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             now = self.live()
@@ -44,7 +44,7 @@ class TinyService:
 def tiny_service(
     folder: Path, *, engine: dict[str, Any] | None = None, **options: Any
 ) -> Iterator[TinyService]:
-    """engine: fields of EngineConfig; options: of ServerOptions. The draft lies in the folder."""
+    """Serve the pair; engine: fields of EngineConfig; options: fields of ServerOptions."""
     draft = write_tiny_draft(folder / "draft")
     built = tiny_engine(
         target=tiny_target(has_eos=False),
