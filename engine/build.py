@@ -77,11 +77,11 @@ def build_engine(config: EngineConfig) -> EngineWorker:
 
 
 def load_engine(
-    config: EngineConfig, *, device: torch.device, recorder: StepObserver | None = None
+    config: EngineConfig, *, device: torch.device, observer: StepObserver | None = None
 ) -> Built:
     """Load the models that the config names, and connect them; see `wire_engine`."""
     target, draft = load_models(config, device)
-    return wire_engine(config, target=target, draft=draft, device=device, recorder=recorder)
+    return wire_engine(config, target=target, draft=draft, device=device, observer=observer)
 
 
 def load_models(
@@ -107,14 +107,14 @@ def wire_engine(
     target: LoadedTarget,
     draft: LoadedDraft | None,
     device: torch.device,
-    recorder: StepObserver | None = None,
+    observer: StepObserver | None = None,
     device_backend: DeviceBackend | None = None,
     costs: StepCosts | None = None,
     tap_layers: tuple[int, ...] | None = None,
 ) -> Built:
     """Check the target, size the pool and connect the parts.
 
-    tap_layers: captured for the recorder; None with a draft, which determines them.
+    tap_layers: captured for the observer; None with a draft, which determines them.
     device_backend: None chooses by config and device.
     costs: of target and draft passes, for the draft budget; None measures them.
     Raises LoadError when the target fails its self-check or memory is too small.
@@ -136,7 +136,7 @@ def wire_engine(
     log_start(details)
     return Built(
         engine=_make_engine(
-            config, models, passes, draft_budget, recorder, record_times, details, device
+            config, models, passes, draft_budget, observer, record_times, details, device
         ),
         target=models.target,
         draft=draft,
@@ -180,7 +180,7 @@ def _make_engine(
     models: PreparedModels,
     passes: ModelPasses,
     draft_budget: DraftBudgetByLoad | None,
-    recorder: StepObserver | None,
+    observer: StepObserver | None,
     record_times: Callable[[StepTimes], None] | None,
     details: dict[str, object],
     device: torch.device,
@@ -217,6 +217,6 @@ def _make_engine(
         context_kv_mode=config.stacked_context_kv,
         device=device,
         budget=make_budget(config, models.draft),
-        recorder=recorder,
+        observer=observer,
         record_times=record_times,
     )

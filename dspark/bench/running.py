@@ -173,7 +173,7 @@ def run_calibration(
     name, revision = config.draft, config.draft_revision
 
     def measure(device: torch.device) -> Outcome:
-        built = _load(whole, workload, device, recorder=recorder)
+        built = _load(whole, workload, device, observer=recorder)
         folder = resolve_folder(name, revision)
         check_can_calibrate(built, folder, replace=replace)
         return calibrate(built, recorder, workload, dataset=dataset, folder=folder, report=report)
@@ -238,9 +238,9 @@ def _load(
     workload: Workload,
     device: torch.device,
     *,
-    recorder: StepObserver | None = None,
+    observer: StepObserver | None = None,
 ) -> Built:
-    built = load_engine(config, device=device, recorder=recorder)
+    built = load_engine(config, device=device, observer=observer)
     _require_room(workload, built.engine.info.served_max_len)
     return built
 

@@ -58,7 +58,7 @@ class EngineCore:
         context_kv_mode: ContextKVMode,
         device: torch.device,
         budget: VerifyBudget | None = None,
-        recorder: StepObserver | None = None,
+        observer: StepObserver | None = None,
         record_times: Callable[[StepTimes], None] | None = None,
     ) -> None:
         """budget: None verifies every draft token. record_times gets the seconds of each step."""
@@ -70,7 +70,7 @@ class EngineCore:
         self._mode: ContextKVMode = context_kv_mode
         self._device = device
         self._budget = budget or VerifyAll()
-        self._step_observers = Observers([recorder.record] if recorder is not None else [])
+        self._step_observers = Observers([observer.record] if observer is not None else [])
         self._time_observers = Observers([record_times] if record_times is not None else [])
         self._failed: list[TokenEvent] = []  # ends of requests in the step that is computed
         self._profiler = StepProfiler()
@@ -218,7 +218,7 @@ class EngineCore:
         self._metrics.record(committed)
         options, spent = decided.options, self._metrics.latest_seconds
         self._metrics.record_rows(
-            processed=options.num_processed_rows, told=options.num_logprob_rows
+            processed=options.num_processed_rows, with_logprobs=options.num_logprob_rows
         )
         times = StepTimes.of(
             decided.plan,

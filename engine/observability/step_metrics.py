@@ -47,10 +47,10 @@ class StepMetrics:
             if done.event.finish is not None:
                 self.finished[done.event.finish.reason.value] += 1
 
-    def record_rows(self, *, processed: int, told: int) -> None:
-        """Rows of logits that options changed (once for each rule), and that were told of."""
+    def record_rows(self, *, processed: int, with_logprobs: int) -> None:
+        """Count rows that logits processors changed, once for each, and rows with logprobs."""
         self.num_processed_rows += processed
-        self.num_logprob_rows += told
+        self.num_logprob_rows += with_logprobs
 
     def _record_round(self, num_drafts: int, num_accepted: int) -> None:
         self.num_rounds += 1

@@ -217,7 +217,7 @@ class Training:
             target=self._target,
             draft=draft,
             device=self._device,
-            recorder=recorder,
+            observer=recorder,
             tap_layers=states.engine_taps if recorder is not None else None,
         )
         self._progress.start("answers", total=len(prompts) * len(config.temperatures))

@@ -29,16 +29,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
     pair = TinyPair.write(tmp_path_factory.mktemp("pair"))
     codec = TextCodec.load(str(pair.target))
     target = tiny_target(has_eos=False)
-    asked = [codec.encode_chat([{"role": "user", "content": prompt}]) for prompt in PROMPTS]
-    texts = [[*ids, *generate_reference(target, ids, max_new_tokens=64)] for ids in asked]
+    encoded = [codec.encode_chat([{"role": "user", "content": prompt}]) for prompt in PROMPTS]
+    texts = [[*ids, *generate_reference(target, ids, max_new_tokens=64)] for ids in encoded]
     write_overfitted_draft(pair.draft, target, texts, taps=(0, 2, 3), samples=True)
     return pair
 
 
-def diagnose(pair: TinyPair, folder: Path, *words: str) -> int:
+def diagnose(pair: TinyPair, folder: Path, *flags: str) -> int:
     file = folder / "mine.jsonl"
     file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
-    return main(["doctor", "--diagnose-draft", "--prompts", str(file), *pair.flags, *words])
+    return main(["doctor", "--diagnose-draft", "--prompts", str(file), *pair.flags, *flags])
 
 
 def test_a_misread_draft_is_exit_code_1_and_the_right_reading_is_named(
@@ -61,21 +61,21 @@ def test_a_misread_draft_is_exit_code_1_and_the_right_reading_is_named(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "line"),
+    ("flags", "code", "line"),
     [
         (["--speculative-algorithm", "none"], 2, "accepted: a draft to diagnose"),
         (["--draft-model", "some/draft"], 1, "some/draft is not on this machine; --load"),
     ],
 )
 def test_what_cannot_be_diagnosed_is_refused_in_one_line(
-    words: list[str],
+    flags: list[str],
     code: int,
     line: str,
     pair: TinyPair,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert diagnose(pair, tmp_path, *words) == code
+    assert diagnose(pair, tmp_path, *flags) == code
     captured = capsys.readouterr()
     assert captured.out == ""
     assert line in captured.err

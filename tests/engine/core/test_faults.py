@@ -244,7 +244,7 @@ def test_a_step_observer_that_raises_is_logged_once_and_removed(
     draft_folder: Path, calm: Answers, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = Recorder(2)
-    answers = run_all(engine(draft_folder, recorder=recorder), requests())
+    answers = run_all(engine(draft_folder, observer=recorder), requests())
     assert {name: ids for name, (ids, _) in answers.items()} == {
         name: ids for name, (ids, _) in calm.items()
     }
@@ -254,7 +254,7 @@ def test_a_step_observer_that_raises_is_logged_once_and_removed(
 
 
 def test_an_offline_run_raises_what_its_observer_raised(draft_folder: Path) -> None:
-    built = engine(draft_folder, recorder=Recorder(2))
+    built = engine(draft_folder, observer=Recorder(2))
     with pytest.raises(ZeroDivisionError, match="the observer broke"):
         drive(built.engine, requests(), concurrency=4)
 

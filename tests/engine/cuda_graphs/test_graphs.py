@@ -169,7 +169,7 @@ def test_confidences_outlive_the_pass_that_verifies_them(draft_folder: Path) -> 
     rounds = []
     for make in (graphed_engine, tiny_engine):
         recorder = ConfidenceRecorder()
-        built = make(draft_folder=draft_folder, recorder=recorder, native_kernels="off")
+        built = make(draft_folder=draft_folder, observer=recorder, native_kernels="off")
         texts_of(built, sampled_requests(greedy=2))
         rounds.append(recorder.rounds(block_size=4, of=lambda name: True))
     graphed, eager = rounds

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import chisquare
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine import EngineSamplingParams, Request
-from engine.loading.target import LoadedTarget, by_transformers_alone, describe_target
+from engine.loading.target import LoadedTarget, by_transformers_alone
 from tests.support.draft.speculators_files import SpeculatorsDraft
+from tests.support.engine.eight_tokens import PROMPT, eight_token_target
 from tests.support.engine.running import generate_alone, greedy_requests, prompts, run_all
-from tests.support.engine.tiny_models import HIDDEN, LAYERS, VOCAB, tiny_engine, tiny_target
+from tests.support.engine.tiny_models import HIDDEN, VOCAB, tiny_engine, tiny_target
 
 NEW_TOKENS = 20
 SLIDING = {
@@ -63,33 +63,9 @@ def test_the_engine_reserves_a_slot_more_than_the_block_has_tokens(tmp_path: Pat
     assert len(ids) == 25
 
 
-@pytest.fixture(scope="module")
-def small_target() -> LoadedTarget:
-    torch.manual_seed(11)
-    config = LlamaConfig(
-        vocab_size=8,
-        hidden_size=HIDDEN,
-        intermediate_size=64,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=12,
-        max_position_embeddings=64,
-        initializer_range=0.15,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-        attn_implementation="eager",
-    )
-    model = LlamaForCausalLM(config).eval().requires_grad_(False)
-    return describe_target(model, max_len=32, dtype=torch.float32)
-
-
-def test_sampled_text_is_distributed_as_the_target_alone(
-    small_target: LoadedTarget, tmp_path: Path
-) -> None:
+def test_sampled_text_is_distributed_as_the_target_alone(tmp_path: Path) -> None:
     """Two tokens after the first, jointly; the draft has half of the vocabulary, one idle slot."""
-    prompt, count = (3, 1, 4, 1, 5), 4000
+    small_target, count = eight_token_target(), 4000
     draft = SpeculatorsDraft(
         hidden=HIDDEN, vocab=8, draft_vocab=4, sample_from_anchor=False, block_size=3
     )
@@ -98,13 +74,13 @@ def test_sampled_text_is_distributed_as_the_target_alone(
     )
     counts = torch.zeros(8, 8, 8, dtype=torch.float64)
     requests = [
-        Request(str(i), prompt, EngineSamplingParams(max_new_tokens=3, temperature=1.0, seed=i))
+        Request(str(i), PROMPT, EngineSamplingParams(max_new_tokens=3, temperature=1.0, seed=i))
         for i in range(count)
     ]
     for at in range(0, count, 250):
         for ids, _ in run_all(built, requests[at : at + 250]).values():
             counts[tuple(ids)] += 1
-    expected = _joint(small_target, prompt).sum(0) * count
+    expected = _joint(small_target, PROMPT).sum(0) * count
     assert chisquare(counts.sum(0).flatten().numpy(), expected.flatten().numpy()).pvalue > 0.001
     snapshot = built.engine.snapshot()
     assert 0 < snapshot.num_accepted_tokens < snapshot.num_draft_tokens

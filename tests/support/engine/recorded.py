@@ -34,7 +34,7 @@ def graphed_engine(
     target: LoadedTarget | None = None,
     draft_folder: Path | None,
     device_backend: DeviceBackend | None = None,
-    recorder: StepObserver | None = None,
+    observer: StepObserver | None = None,
     **settings: Any,
 ) -> Built:
     """As tests.engine.tiny_models.tiny_engine makes one, with graphs."""
@@ -56,5 +56,5 @@ def graphed_engine(
             draft=draft,
             device=CPU,
             device_backend=device_backend or taped(),
-            recorder=recorder,
+            observer=observer,
         )

@@ -25,7 +25,7 @@ def test_every_whole_round_but_the_last_is_taken_with_its_outcome(
     target = tiny_target(has_eos=False)
     texts = [prompt + generate_alone(target, prompt, NEW_TOKENS) for prompt in prompt_ids]
     recorder = ConfidenceRecorder()
-    built = tiny_engine(target=target, draft_folder=write_tiny_draft(tmp_path), recorder=recorder)
+    built = tiny_engine(target=target, draft_folder=write_tiny_draft(tmp_path), observer=recorder)
     params = EngineSamplingParams(max_new_tokens=NEW_TOKENS)
     with oracle(texts, good=good, vocab=VOCAB), anchors_as_confidences():
         requests = [Request(str(i), tuple(p), params) for i, p in enumerate(prompt_ids)]
@@ -55,7 +55,7 @@ def anchors_as_confidences() -> Iterator[None]:
 
 def test_a_draft_without_confidences_records_nothing(tmp_path: Path) -> None:
     recorder = ConfidenceRecorder()
-    built = tiny_engine(draft_folder=write_tiny_draft(tmp_path), recorder=recorder)
+    built = tiny_engine(draft_folder=write_tiny_draft(tmp_path), observer=recorder)
     with oracle([], good=0, vocab=VOCAB):  # its blocks have none
         run_all(built, [Request("a", (1, 2, 3), EngineSamplingParams(max_new_tokens=9))])
     rounds = recorder.rounds(block_size=4, of=lambda name: True)

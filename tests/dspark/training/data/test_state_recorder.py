@@ -43,7 +43,7 @@ def record(
     )
     built = tiny_engine(
         target=target,
-        recorder=recorder,
+        observer=recorder,
         tap_layers=(*TAPS, LAYERS - 1),
         prefix_cache=prefix_cache,
         **settings,
