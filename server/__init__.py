@@ -1,1 +1,1 @@
-"""HTTP, text and token ids; everything below is behind `engine.EngineClient`."""
+"""Serves the engine over HTTP: routes, protocol, text, parsers, settings. Imports no torch."""

@@ -25,6 +25,7 @@ from server.routes.docs_page import add_docs_page
 from server.routes.native.router import native_routes
 from server.routes.openai.router import openai_routes
 from server.routes.openapi_errors import ERRORS
+from server.routes.responder import Responder
 from server.text.tokenizer import TextCodec
 
 _OPEN_PATHS = frozenset({"/health"})
@@ -62,27 +63,26 @@ def create_app(
             text=text, tool_parser=options.tool_parser, reasoning_parser=options.reasoning_parser
         ),
     )
+    responder = Responder(generator=generator, keepalive_s=options.keepalive_s)
     max_len = engine.info.served_max_len
     app.include_router(
         native_routes(
-            generator=generator,
-            input_processor=input_processor,
-            text=text,
-            options=options,
-            max_len=max_len,
+            responder=responder, input_processor=input_processor, text=text, max_len=max_len
         )
     )
     app.include_router(
         openai_routes(
-            text=text,
-            generator=generator,
+            responder=responder,
             input_processor=input_processor,
             chats=chats,
-            options=options,
+            text=text,
+            served_name=options.served_name,
             max_len=max_len,
         )
     )
-    app.include_router(anthropic_routes(generator=generator, chats=chats, options=options))
+    app.include_router(
+        anthropic_routes(responder=responder, chats=chats, served_name=options.served_name)
+    )
     app.include_router(
         admin_routes(
             engine=engine,

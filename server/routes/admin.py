@@ -126,7 +126,9 @@ def _check_alive(engine: EngineClient) -> None:
 
 def _check_progress(snapshot: EngineSnapshot | None, stall_s: float) -> None:
     if snapshot is None:
-        raise ApiError(f"the engine has not answered for {stall_s:g} s", status=503, code="stalled")
+        raise ApiError(
+            f"the engine has not responded for {stall_s:g} s", status=503, code="stalled"
+        )
     num_requests = snapshot.num_running + snapshot.num_waiting
     if num_requests and snapshot.seconds_since_progress > stall_s:
         raise ApiError(

@@ -22,7 +22,7 @@ WHITESPACE = r"(\n[ \t]{0,32}| )?"
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be served; the message says why."""
+    """A grammar that cannot be served; the message has the reason."""
 
 
 def grammar_part(kind: GrammarKind, text: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ _START_TIMEOUT_S = 30.0  # of a process, which does not count against the gramma
 
 
 class SandboxError(Exception):
-    """The process ran out of time or memory, or crashed; the message says which."""
+    """The process ran out of time or memory, or crashed; the message has the reason."""
 
 
 class SandboxPool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from server.text.detokenizer import ByteDecoder, Decoder, WindowDecoder
-from server.text.token_bytes import ByteLevelTokens, TokenTexts
+from server.text.token_bytes import ByteLevelTokens, TokenTexts, TokenTokenizer
 
 _NEW_TURN = {"add_generation_prompt": True}
 _KNOWN_MESSAGE = "a message that is known"
@@ -30,24 +30,12 @@ class ChatExtras:
 NO_EXTRAS = ChatExtras()
 
 
-class Tokenizer(Protocol):
+class Tokenizer(TokenTokenizer, Protocol):
     """The part of a Hugging Face tokenizer that this module uses."""
 
     chat_template: Any
     all_special_ids: list[int]
     added_tokens_decoder: Mapping[int, Any]
-
-    def get_vocab(self) -> Mapping[str, int]: ...
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
-
-    def decode(
-        self,
-        token_ids: list[int],
-        *,
-        skip_special_tokens: bool,
-        clean_up_tokenization_spaces: bool,
-    ) -> str: ...
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
 

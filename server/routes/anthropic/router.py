@@ -1,33 +1,34 @@
 """Implements /v1/messages and /v1/messages/count_tokens."""
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from server.errors.api_errors import ANTHROPIC_PATH
 from server.generation.chat_requests import ChatProcessor
-from server.generation.generator import TextGenerator
-from server.options import ServerOptions
+from server.generation.deltas import CompletionOutput
 from server.parsers.message_parts import parse_complete
 from server.protocol.anthropic import CountBody, MessagesBody
 from server.protocol.model_name import check_model
 from server.routes.anthropic.objects import MessageBuilder, MessageEncoder
 from server.routes.openapi_errors import ANTHROPIC_ERRORS, COMPLETION
-from server.routes.sse import EventStream, cancel_on_disconnect
+from server.routes.responder import Responder
 from server.routes.sse_dialects import ANTHROPIC
 from server.text.tokenizer import ChatExtras
 
 
 def anthropic_routes(
     *,
-    generator: TextGenerator,
+    responder: Responder,
     chats: ChatProcessor,
-    options: ServerOptions,
+    served_name: str,
 ) -> APIRouter:
     router = APIRouter(prefix=ANTHROPIC_PATH, responses=ANTHROPIC_ERRORS)
 
     @router.post("", response_model=None, responses=COMPLETION)
     async def messages(body: MessagesBody, request: Request) -> Response:
-        check_model(body.model, options.served_name)
+        check_model(body.model, served_name)
         message_id = f"msg_{request.state.request_id}"
         chat = await chats.tokenize(
             body.chat(),
@@ -37,22 +38,20 @@ def anthropic_routes(
             tool_choice=body.tool_choice_mode(),
         )
         tokenized, new_parser = chat.tokenized, chat.new_parser
-        builder = MessageBuilder(message_id, options.served_name, tokenized)
-        record = request.state.record
+        builder = MessageBuilder(message_id, served_name, tokenized)
         if body.stream:
-            deltas = generator.stream([tokenized], keepalive_s=options.keepalive_s, record=record)
-            return await EventStream.start(
-                request, deltas, MessageEncoder(builder, new_parser()), ANTHROPIC
-            )
-        (output,) = await cancel_on_disconnect(
-            request.receive, generator.generate([tokenized], record=record)
-        )
-        parts = parse_complete(new_parser(), output.text)
-        return JSONResponse(builder.message(parts, output.finish))
+            encoder = MessageEncoder(builder, new_parser())
+            return await responder.stream(request, [tokenized], encoder, dialect=ANTHROPIC)
+
+        def build(outputs: Sequence[CompletionOutput]) -> object:
+            (output,) = outputs
+            return builder.message(parse_complete(new_parser(), output.text), output.finish)
+
+        return await responder.whole(request, [tokenized], build)
 
     @router.post("/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:
-        check_model(body.model, options.served_name)
+        check_model(body.model, served_name)
         return {"input_tokens": await chats.count_tokens(body.chat(), _extras(body))}
 
     return router

@@ -1,26 +1,26 @@
 """Implements /generate, /tokenize and /detokenize."""
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from collections.abc import Sequence
 
-from server.generation.generator import TextGenerator
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from server.generation.deltas import CompletionOutput
 from server.generation.input_processor import FieldNames, InputProcessor
 from server.generation.native_requests import tokenize_native
-from server.options import ServerOptions
 from server.protocol.native import DetokenizeBody, GenerateBody, TokenizeBody
 from server.routes.logprobs import LogprobSerializer
 from server.routes.native.objects import NativeEncoder, NativeLogprobs, completion_object
 from server.routes.openapi_errors import COMPLETION
-from server.routes.sse import EventStream, cancel_on_disconnect
+from server.routes.responder import Responder
 from server.text.tokenizer import ChatExtras, TextCodec
 
 
 def native_routes(
     *,
-    generator: TextGenerator,
+    responder: Responder,
     input_processor: InputProcessor,
     text: TextCodec,
-    options: ServerOptions,
     max_len: int,
 ) -> APIRouter:
     """max_len: context length in tokens, reported by /tokenize."""
@@ -34,29 +34,25 @@ def native_routes(
         logprobs = NativeLogprobs(
             serializer, body.logprob_options(), with_text=body.return_text_in_logprobs
         )
-        record = request.state.record
         if body.stream:
-            deltas = generator.stream(
-                tokenized,
-                keepalive_s=options.keepalive_s,
-                record=record,
-                token_by_token=body.token_by_token,
-            )
             encoder = NativeEncoder(
                 tokenized,
                 logprobs,
                 is_list=is_list,
                 is_incremental=body.incremental_stream_output,
             )
-            return await EventStream.start(request, deltas, encoder)
-        outputs = await cancel_on_disconnect(
-            request.receive, generator.generate(tokenized, record=record)
-        )
-        objects = [
-            completion_object(item, output, logprobs)
-            for item, output in zip(tokenized, outputs, strict=True)
-        ]
-        return JSONResponse(objects if is_list else objects[0])
+            return await responder.stream(
+                request, tokenized, encoder, token_by_token=body.token_by_token
+            )
+
+        def build(outputs: Sequence[CompletionOutput]) -> object:
+            objects = [
+                completion_object(item, output, logprobs)
+                for item, output in zip(tokenized, outputs, strict=True)
+            ]
+            return objects if is_list else objects[0]
+
+        return await responder.whole(request, tokenized, build)
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> dict[str, object]:

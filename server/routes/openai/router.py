@@ -5,17 +5,15 @@ from dataclasses import replace
 from functools import partial
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from server.generation.chat_requests import ChatProcessor
-from server.generation.generator import TextGenerator
 from server.generation.input_processor import (
     FieldNames,
     InputProcessor,
     TokenizedRequest,
     check_num_choices,
 )
-from server.options import ServerOptions
 from server.parsers.message_parts import NewParser, PlainTextParser
 from server.protocol.model_name import check_model, unknown_model
 from server.protocol.openai import ChatBody, CompletionBody, OpenAIBody
@@ -23,25 +21,25 @@ from server.routes import openapi_errors
 from server.routes.logprobs import LogprobSerializer
 from server.routes.openai.logprobs import ChoiceLogprobs
 from server.routes.openai.objects import CHAT, COMPLETION, Api, OpenAIEncoder, ResponseBuilder
-from server.routes.sse import EventStream, cancel_on_disconnect
+from server.routes.responder import Responder
 from server.structured_output.output_grammar import OutputGrammar
 from server.text.tokenizer import ChatExtras, TextCodec
 
 
 def openai_routes(
     *,
-    generator: TextGenerator,
+    responder: Responder,
     input_processor: InputProcessor,
     chats: ChatProcessor,
     text: TextCodec,
-    options: ServerOptions,
+    served_name: str,
     max_len: int,
 ) -> APIRouter:
     """max_len: context length in tokens, reported by /v1/models."""
     router = APIRouter(prefix="/v1")
     serializer = LogprobSerializer(text=text.tokens)
     model = {
-        "id": options.served_name,
+        "id": served_name,
         "object": "model",
         "created": int(time.time()),
         "owned_by": "dspark",
@@ -58,7 +56,7 @@ def openai_routes(
         builder = ResponseBuilder(
             api,
             request.state.request_id,
-            options.served_name,
+            served_name,
             tokenized,
             new_parser=new_parser,
             new_logprobs=partial(
@@ -70,24 +68,16 @@ def openai_routes(
             with_speculation=bool(body.return_speculation),
             num_choices=body.num_choices,
         )
-        record = request.state.record
-        if body.stream:
-            deltas = generator.stream(
-                tokenized,
-                keepalive_s=options.keepalive_s,
-                record=record,
-                token_by_token=body.streaming.token_by_token,
-            )
-            encoder = OpenAIEncoder(builder, body.streaming)
-            return await EventStream.start(request, deltas, encoder)
-        outputs = await cancel_on_disconnect(
-            request.receive, generator.generate(tokenized, record=record)
+        if not body.stream:
+            return await responder.whole(request, tokenized, builder.response)
+        encoder = OpenAIEncoder(builder, body.streaming)
+        return await responder.stream(
+            request, tokenized, encoder, token_by_token=body.streaming.token_by_token
         )
-        return JSONResponse(builder.response(outputs))
 
     @router.post("/completions", response_model=None, responses=openapi_errors.COMPLETION)
     async def completions(body: CompletionBody, request: Request) -> Response:
-        check_model(body.model, options.served_name)
+        check_model(body.model, served_name)
         requests: list[TokenizedRequest] = []
         prompts = body.prompts()
         is_list = len(prompts) > 1
@@ -111,7 +101,7 @@ def openai_routes(
 
     @router.post("/chat/completions", response_model=None, responses=openapi_errors.COMPLETION)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
-        check_model(body.model, options.served_name)
+        check_model(body.model, served_name)
         chat = await chats.tokenize(
             body.messages,
             body,
@@ -131,8 +121,8 @@ def openai_routes(
 
     @router.get("/models/{name:path}")
     async def one_model(name: str) -> dict[str, object]:
-        if name != options.served_name:
-            raise unknown_model(name, options.served_name)
+        if name != served_name:
+            raise unknown_model(name, served_name)
         return model
 
     return router

@@ -17,12 +17,7 @@ def write(folder: Path, values: object) -> Path:
 
 
 def test_fields_of_the_file_become_defaults(tmp_path: Path) -> None:
-    file = write(tmp_path, {"temperature": 0.6, "top_p": None, "eos_token_id": [1, 2]})
-    assert read_sampling(file) == {"temperature": 0.6}
-
-
-def test_a_repetition_penalty_of_the_model_is_taken(tmp_path: Path) -> None:
-    file = write(tmp_path, {"repetition_penalty": 1.1})
+    file = write(tmp_path, {"repetition_penalty": 1.1, "top_p": None, "eos_token_id": [1, 2]})
     assert read_sampling(file) == {"repetition_penalty": 1.1}
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from engine import FinishReason
 from tests.server.conftest import Connect
+from tests.support.server.clients import chat
 from tests.support.server.fakes import FakeEngine
 from tests.support.server.grammar_cases import IN_ASCII
 from tests.support.server.tiny_service import TinyService, tiny_service
@@ -185,7 +186,7 @@ def test_finished_outputs_of_bounded_schemas_are_valid(
         response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         body = body_for(CHAT, {"response_format": response_format}, max_tokens=140, seed=at)
         async with turn:
-            text, reason = await (_streamed if at % 2 else _whole)(client, body)
+            text, reason = await chat(client, body, stream=at % 2 == 1)
         lengths.append(reason == FinishReason.LENGTH)
         if reason == FinishReason.STOP:
             jsonschema_rs.validator_for(schema).validate(json.loads(text))
@@ -201,22 +202,6 @@ def test_finished_outputs_of_bounded_schemas_are_valid(
     service.wait_until_idle()
     assert len(lengths) == len(IN_ASCII)
     assert sum(lengths) <= 3
-
-
-async def _whole(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str]:
-    completion = (await client.post(CHAT, json=body)).json()
-    return text_of(completion), completion["choices"][0]["finish_reason"]
-
-
-async def _streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str]:
-    text, reason = "", ""
-    async with client.stream("POST", CHAT, json={**body, "stream": True}) as response:
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                choice = json.loads(line[6:])["choices"][0]
-                text += choice["delta"].get("content") or ""
-                reason = choice["finish_reason"] or reason
-    return text, reason
 
 
 def test_each_choice_of_one_prompt_follows_the_grammar(service: TinyService) -> None:

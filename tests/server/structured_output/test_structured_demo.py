@@ -12,13 +12,12 @@ import jsonschema_rs
 import pytest
 
 from tests.support.live_server import serving
+from tests.support.server.clients import chat
 from tests.support.server.grammar_cases import BOUNDED
 
 pytestmark = [pytest.mark.weights, pytest.mark.slow]
 
 logger = logging.getLogger(__name__)
-
-CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
@@ -39,29 +38,13 @@ def _body(name: str, seed: int) -> dict[str, Any]:
     }
 
 
-async def _whole(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str]:
-    choice = (await client.post(CHAT, json=body)).json()["choices"][0]
-    return choice["message"]["content"], choice["finish_reason"]
-
-
-async def _streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str]:
-    text, reason = "", ""
-    async with client.stream("POST", CHAT, json={**body, "stream": True}) as response:
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                choice = json.loads(line[6:])["choices"][0]
-                text += choice["delta"].get("content") or ""
-                reason = choice["finish_reason"] or reason
-    return text, reason
-
-
 @pytest.mark.parametrize("num_together", [1, 8, 16])
 def test_every_finished_output_is_valid(url: str, num_together: int) -> None:
     reasons: list[str] = []
 
     async def one(client: httpx.AsyncClient, turn: asyncio.Semaphore, name: str, at: int) -> None:
         async with turn:
-            text, reason = await (_streamed if at % 2 else _whole)(client, _body(name, at))
+            text, reason = await chat(client, _body(name, at), stream=at % 2 == 1)
         reasons.append(reason)
         if reason == "stop":
             jsonschema_rs.validator_for(BOUNDED[name]).validate(json.loads(text))

@@ -1,4 +1,4 @@
-"""Sends requests over raw connections, which a test can leave open or cut."""
+"""Sends requests that a test can leave open, and chats whole or streamed."""
 
 import json
 import socket
@@ -38,3 +38,19 @@ def pending_request(address: str, route: str, body: dict[str, Any]) -> Iterator[
     with connection_to(address) as connection:
         connection.sendall(head.encode() + content)
         yield
+
+
+async def chat(client: httpx.AsyncClient, body: dict[str, Any], *, stream: bool) -> tuple[str, str]:
+    """Return the text and finish reason of one chat completion."""
+    route = "/v1/chat/completions"
+    if not stream:
+        choice = (await client.post(route, json=body)).json()["choices"][0]
+        return choice["message"]["content"], choice["finish_reason"]
+    text, reason = "", ""
+    async with client.stream("POST", route, json={**body, "stream": True}) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                choice = json.loads(line[6:])["choices"][0]
+                text += choice["delta"].get("content") or ""
+                reason = choice["finish_reason"] or reason
+    return text, reason
