@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from dspark.cli.commands import COMMANDS
 from dspark.cli.main import command_parser, find_command
 from dspark.cli.reference_docs import documents
 from dspark.training.settings.schema import TRAINING
@@ -18,7 +17,6 @@ from dspark.training.settings.training_config import to_training_config
 from server.settings.engine_config import to_engine_config
 from server.settings.flags import settings_flags
 from server.settings.loading import load, load_settings
-from server.settings.schema import SERVING
 from server.settings.sources import read_flag
 from tests.support.paths import ROOT
 from tests.support.server.fakes import FakeEngine, app_with
@@ -105,24 +103,6 @@ def test_there_are_configs() -> None:
 @pytest.mark.parametrize("file", documents(), ids=lambda file: file.name)
 def test_generated_pages_are_fresh(file: Path) -> None:
     assert file.read_text() == documents()[file], f"{file.name} is stale: run make docs"
-
-
-def test_every_setting_is_in_the_reference() -> None:
-    text = (ROOT / "docs" / "settings.md").read_text()
-    missing = [path for path in SERVING.settings if f"| `{path}` |" not in text]
-    assert missing == []
-
-
-def test_every_training_setting_is_in_the_reference() -> None:
-    text = (ROOT / "docs" / "training-settings.md").read_text()
-    missing = [path for path in TRAINING.settings if f"| `{path}` |" not in text]
-    assert missing == []
-
-
-def test_every_command_is_in_the_reference() -> None:
-    text = (ROOT / "docs" / "cli.md").read_text()
-    missing = [c.name for c in COMMANDS if f"usage: dspark {c.name}" not in text]
-    assert missing == []
 
 
 # -- what people copy ------------------------------------------------------------------------

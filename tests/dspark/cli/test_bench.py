@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,23 +9,11 @@ import pytest
 from dspark.cli.main import main
 from tests.support.bench.broken_engine import wrong_verification
 from tests.support.engine.tiny_models import VOCAB
-from tests.support.server.logs import log_given_back
 from tests.support.server.tiny_pair import TinyPair
 
 PLAIN = ["--model", "some/target", "--speculative-algorithm", "none"]
 DRAFTED = ["--model", "some/target", "--draft-model", "some/draft"]
 SHORT = ["--num-prompts", "2", "--max-tokens", "6", "--trials", "2"]
-
-
-@pytest.fixture(autouse=True)
-def _own_log() -> Iterator[None]:
-    with log_given_back():
-        yield
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return TinyPair.write(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="module")

@@ -2,22 +2,14 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dspark.cli.main import main
-from tests.support.server.logs import log_given_back
 from tests.support.server.tiny_pair import TinyPair
 
 ENOUGH = ("--max-tokens", "56", "--concurrency", "8")  # of all 16 prompts, for they are few
-
-
-@pytest.fixture(autouse=True)
-def _own_log() -> Iterator[None]:
-    with log_given_back():
-        yield
 
 
 @pytest.fixture

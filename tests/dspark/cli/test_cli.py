@@ -3,7 +3,6 @@
 import errno
 import io
 import json
-import logging
 import os
 import re
 import shlex
@@ -36,20 +35,6 @@ from tests.support.server.tiny_pair import TinyPair
 
 DEMO = str(ROOT / "configs" / "demo.yaml")
 PLAIN = ["--model", "some/target", "--speculative-algorithm", "none"]
-
-
-@pytest.fixture(autouse=True)
-def _own_log() -> Iterator[None]:
-    """Commands configure logging for their process; a test gives it back."""
-    root, levels = logging.getLogger(), {}
-    handlers, level = root.handlers[:], root.level
-    for name in ("dspark", "server", "engine", "draft", "kv_pool"):
-        levels[name] = logging.getLogger(name).level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    for name, before in levels.items():
-        logging.getLogger(name).setLevel(before)
 
 
 def use_fake_engine(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> list[EngineConfig]:

@@ -1,7 +1,6 @@
 """`dspark doctor --diagnose-draft` as a user types it, over a tiny pair on disk."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,9 @@ from dspark.cli.main import main
 from server.text.tokenizer import TextCodec
 from tests.support.engine.overfitted import declare, write_overfitted_draft
 from tests.support.engine.tiny_models import tiny_target
-from tests.support.server.logs import log_given_back
 from tests.support.server.tiny_pair import TinyPair
 
 PROMPTS = ("one", "two more")
-
-
-@pytest.fixture(autouse=True)
-def _own_log() -> Iterator[None]:
-    with log_given_back():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,26 +1,13 @@
 """`dspark eval` as a user types it, over a tiny pair on disk."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dspark.cli.main import main
 from tests.support.full_disk import room_for
-from tests.support.server.logs import log_given_back
 from tests.support.server.tiny_pair import TinyPair
-
-
-@pytest.fixture(autouse=True)
-def _own_log() -> Iterator[None]:
-    with log_given_back():
-        yield
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return TinyPair.write(tmp_path_factory.mktemp("pair"))
 
 
 def test_a_table_and_one_line_of_json_with_a_set_for_each_file(

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,20 +13,8 @@ from safetensors.torch import load_file
 from dspark.cli.main import main
 from dspark.training.run import checkpoints
 from tests.support.engine.tiny_models import VOCAB
-from tests.support.server.logs import log_given_back
 from tests.support.server.tiny_pair import TinyPair
 from tests.support.training.command import WORDS, train, write_config
-
-
-@pytest.fixture(autouse=True)
-def _own_log() -> Iterator[None]:
-    with log_given_back():
-        yield
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return TinyPair.write(tmp_path_factory.mktemp("pair"))
 
 
 def test_a_draft_is_made_that_can_be_served_and_says_what_it_is_worth(

@@ -1,7 +1,6 @@
 """`dspark verify` as a user types it, over a tiny pair on disk."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,19 +8,7 @@ import pytest
 from dspark.cli.main import main
 from tests.support.bench.broken_engine import wrong_verification
 from tests.support.engine.tiny_models import VOCAB
-from tests.support.server.logs import log_given_back
 from tests.support.server.tiny_pair import TinyPair
-
-
-@pytest.fixture(autouse=True)
-def _own_log() -> Iterator[None]:
-    with log_given_back():
-        yield
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return TinyPair.write(tmp_path_factory.mktemp("pair"))
 
 
 def verify(pair: TinyPair, folder: Path, *words: str) -> int:

@@ -1,7 +1,6 @@
 """Finding the user's turn in a chat template, and training on generated prompts."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,17 +8,10 @@ import pytest
 from dspark.training.run.own_prompt_stage import user_turn_of
 from server.settings.schema import SettingsError
 from server.text.tokenizer import ChatTemplateError, TextCodec
-from tests.support.server.logs import log_given_back
 from tests.support.server.tiny_pair import TinyPair, character_tokenizer
 from tests.support.training.command import train, write_config
 
 MARKED = "{% for m in messages %}<bos>{{ m.role }} {{ m.content }} <eos>{% endfor %}"
-
-
-@pytest.fixture(autouse=True)
-def _own_log() -> Iterator[None]:
-    with log_given_back():
-        yield
 
 
 def codec_with(template: str | None) -> TextCodec:

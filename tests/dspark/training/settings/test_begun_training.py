@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,6 @@ from dspark.training.settings.schema import TRAINING
 from tests.support.server.logs import log_given_back
 from tests.support.server.tiny_pair import TinyPair
 from tests.support.training.command import train, write_config
-
-
-@pytest.fixture(autouse=True)
-def _own_log() -> Iterator[None]:
-    with log_given_back():
-        yield
 
 
 @pytest.fixture(scope="module")
