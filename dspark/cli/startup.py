@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from dspark.runtime.models import silence_libraries
 from dspark.runtime.packaged import find_config
 from dspark.runtime.text import text_of
 from server.http.auth import KeyRing
@@ -21,9 +22,6 @@ from server.settings.schema import SERVING, Settings, SettingsError
 from server.settings.sources import Assignment
 
 _OURS = ("dspark", "server", "engine", "draft", "kv_pool")
-# Libraries with irrelevant warnings: torchao about parts for other hardware, and torch about the
-# way in which torchao registers its types.
-_NOISY = ("torchao", "torch.utils._pytree")
 
 
 def add_checking_flags(parser: argparse.ArgumentParser) -> None:
@@ -88,8 +86,7 @@ def configure_log(level: str) -> None:
     )
     for name in _OURS:
         logging.getLogger(name).setLevel(level.upper())
-    for name in _NOISY:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    silence_libraries()
 
 
 def keys_of(settings: Settings) -> KeyRing:

@@ -1,6 +1,7 @@
 """Resolves the names of target and draft, and runs an engine over them."""
 
 import dataclasses
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,16 @@ from engine.platform.host import find_cuda
 from server.settings.engine_config import to_engine_config
 from server.settings.model_sources import DEMO_NAME
 from server.settings.schema import Settings
+
+# Libraries with irrelevant warnings: torchao about parts for other hardware, and torch about the
+# way in which torchao registers its types.
+_NOISY = ("torchao", "torch.utils._pytree")
+
+
+def silence_libraries() -> None:
+    """Drop warnings of libraries that a user of this project can do nothing about."""
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def resolved_engine_config(settings: Settings) -> EngineConfig:
@@ -42,6 +53,7 @@ def demo_target() -> Path:
 @contextmanager
 def running_engine(config: EngineConfig) -> Iterator[EngineClient]:
     """Run an engine for as long as the block lasts. Raises LoadError."""
+    silence_libraries()
     from transformers.utils import logging as transformers_logging
 
     from engine.build import build_engine  # heavy: loads torch and transformers
