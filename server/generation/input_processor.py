@@ -52,7 +52,7 @@ class FieldNames:
 
 
 def check_num_choices(count: int, *, param: str) -> None:
-    """Raises ApiError for more choices than one HTTP request may have."""
+    """Raise ApiError for more choices than one HTTP request may have."""
     if count > MAX_PROMPTS:
         raise ApiError(
             f"'{param}' must leave at most {MAX_PROMPTS} choices, prompts times n; found {count}",
@@ -89,6 +89,10 @@ class InputProcessor:
         kept_ids: frozenset[int] = frozenset(),
         logprobs: LogprobOptions | None = None,
     ) -> TokenizedRequest:
+        """Tokenize one prompt and complete its sampling parameters. Raises ApiError.
+
+        kept_ids: special tokens that stay in the text. field: names for error messages.
+        """
         prompt_ids = await self.encode(prompt, field=field, extras=extras)
         if not prompt_ids:
             raise ApiError(
@@ -133,7 +137,7 @@ class InputProcessor:
         return tuple(ids)
 
     def check_vocabulary(self, token_ids: Sequence[int], *, param: str) -> None:
-        """Raises ApiError for an id outside the vocabulary."""
+        """Raise ApiError for an id outside the vocabulary."""
         largest = max(token_ids, default=0)
         if largest >= self._info.vocab_size:
             raise ApiError(

@@ -52,7 +52,7 @@ class ApiKeys:
 
 
 def require_admin(request: Request) -> None:
-    """Raises ApiError (401 or 403) for a request without the admin key that it needs."""
+    """Raise ApiError (401 or 403) for a request without the admin key that it needs."""
     if request.state.is_admin:
         return
     if not request.state.has_key:

@@ -41,7 +41,7 @@ class ChatParser:
             self._format = tool_parser
 
     def check_tools(self) -> None:
-        """Raises ApiError if this model does not support tools."""
+        """Raise ApiError if this model does not support tools."""
         if self._format is None:
             reason = "model.tool_call_parser sets no format, and the chat template has none"
         elif "tools" not in self._text.chat_template:

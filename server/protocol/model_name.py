@@ -4,7 +4,7 @@ from server.errors.api_errors import ApiError
 
 
 def check_model(requested: str | None, served: str) -> None:
-    """Raises ApiError (404) for a name other than the served one; None is accepted."""
+    """Raise ApiError (404) for a name other than the served one; None is accepted."""
     if requested is not None and requested != served:
         raise unknown_model(requested, served)
 

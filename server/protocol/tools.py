@@ -134,7 +134,7 @@ def chosen_name(choice: object) -> str | None:
 
 
 def check_tool_choice(choice: object, tools: Sequence[ToolBody]) -> None:
-    """Raises field_error for an invalid choice, and for a tool that is not offered."""
+    """Raise field_error for an invalid choice, and for a tool that is not offered."""
     if choice in (None, "none", "auto"):
         return
     name, names = chosen_name(choice), [tool.function.name for tool in tools]

@@ -33,6 +33,7 @@ def admin_routes(
     options: ServerOptions,
     is_draining: Callable[[], bool],
 ) -> APIRouter:
+    """Create the routes. is_draining returns whether the server is shutting down."""
     router = APIRouter()
     started_at = time.monotonic()
     timeout_s = min(options.stall_s, _MAX_ENGINE_WAIT_S)

@@ -42,6 +42,7 @@ class LogprobSerializer:
         ]
 
     def chat(self, entries: Sequence[TokenLogprob]) -> Mapping[str, object]:
+        """Return OpenAI's form for chats."""
         return {
             "content": [
                 {
@@ -56,7 +57,7 @@ class LogprobSerializer:
     def completion(
         self, entries: Sequence[tuple[int, TokenLogprob | None]], *, offset: int
     ) -> Mapping[str, object]:
-        """offset: length in characters of the tokens before these."""
+        """Return OpenAI's form for completions. offset: characters before these tokens."""
         texts = [self._text.text(token_id) for token_id, _ in entries]
         offsets = []
         for text in texts:

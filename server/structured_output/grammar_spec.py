@@ -22,7 +22,7 @@ class GrammarSpec:
 
     @classmethod
     def schema(cls, field: str, schema: Any, *, is_strict: bool = True) -> "GrammarSpec":
-        """Raises ValueError for a schema that is not JSON, or is too long."""
+        """Raise ValueError for a schema that is not JSON, or is too long."""
         return cls(field, "json_schema", _checked(_as_json(schema)), is_strict)
 
     @classmethod
@@ -31,7 +31,7 @@ class GrammarSpec:
 
     @classmethod
     def choice(cls, field: str, choices: list[str]) -> "GrammarSpec":
-        """Raises ValueError for no choice, too many choices, or an empty one."""
+        """Raise ValueError for no choice, too many choices, or an empty one."""
         if not choices or not all(choices):
             raise ValueError("must have at least one choice, and no empty one")
         if len(choices) > MAX_CHOICES:
@@ -40,7 +40,7 @@ class GrammarSpec:
 
     @classmethod
     def of_text(cls, field: str, kind: Literal["regex", "ebnf"], text: str) -> "GrammarSpec":
-        """Raises ValueError for text that is empty or too long."""
+        """Raise ValueError for text that is empty or too long."""
         if not text:
             raise ValueError("must not be empty")
         return cls(field, kind, _checked(text))

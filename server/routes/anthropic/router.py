@@ -24,6 +24,7 @@ def anthropic_routes(
     chats: ChatProcessor,
     served_name: str,
 ) -> APIRouter:
+    """Create the routes."""
     router = APIRouter(prefix=ANTHROPIC_PATH, responses=ANTHROPIC_ERRORS)
 
     @router.post("", response_model=None, responses=COMPLETION)

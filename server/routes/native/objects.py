@@ -27,7 +27,7 @@ class NativeLogprobs:
         *,
         is_continuation: bool = False,
     ) -> dict[str, object]:
-        """is_continuation: an earlier event has the prompt's entries."""
+        """Return the fields. is_continuation: an earlier event has the prompt's entries."""
         if self._options is None:
             return {}
         output = [(entry.token_id, entry) for entry in logprobs]

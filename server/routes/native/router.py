@@ -23,7 +23,7 @@ def native_routes(
     text: TextCodec,
     max_len: int,
 ) -> APIRouter:
-    """max_len: context length in tokens, reported by /tokenize."""
+    """Create the routes. max_len: context length in tokens, reported by /tokenize."""
     router = APIRouter()
     serializer = LogprobSerializer(text=text.tokens)
 

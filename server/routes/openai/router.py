@@ -35,7 +35,7 @@ def openai_routes(
     served_name: str,
     max_len: int,
 ) -> APIRouter:
-    """max_len: context length in tokens, reported by /v1/models."""
+    """Create the routes. max_len: context length in tokens, reported by /v1/models."""
     router = APIRouter(prefix="/v1")
     serializer = LogprobSerializer(text=text.tokens)
     model = {
