@@ -14,6 +14,7 @@ from engine.cpu_kernels.compiling import CpuKernelsUnavailable, KernelLibrary
 from engine.cpu_kernels.int8_linear import Int8Linear
 from engine.cpu_kernels.page_tables import PageTablePointers
 from engine.cpu_kernels.structs import ROW_BLOCK, DecoderStruct, LayerStruct, PassStruct
+from engine.cpu_kernels.weights import is_readable, matrices_of
 from engine.runner.batch import ScheduleBatch
 from kv_pool import KVPool
 
@@ -194,8 +195,7 @@ class CpuDecoder:
 
     def _readable(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Detach a tensor. Raises CpuKernelsUnavailable unless kernels can read its memory."""
-        is_ours = tensor.dtype == dtype and tensor.device.type == "cpu"
-        if not (is_ours and tensor.is_contiguous() and type(tensor) in (Tensor, nn.Parameter)):
+        if not is_readable(tensor, dtype):
             raise CpuKernelsUnavailable(f"weights are {type(tensor).__name__} of {tensor.dtype}")
         return tensor.detach()
 
@@ -226,20 +226,6 @@ def require_supported(model: nn.Module, kernels: KernelLibrary) -> tuple[Any, An
     if any(p.bias is not None for p in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)):
         raise CpuKernelsUnavailable("the feed-forward layers have biases")
     return backbone, config
-
-
-def matrices_of(layer: Any) -> dict[str, nn.Module]:
-    """Return the linear layers of a decoder layer, by their names in decoder.h."""
-    attention, mlp = layer.self_attn, layer.mlp
-    return {
-        "q": attention.q_proj,
-        "k": attention.k_proj,
-        "v": attention.v_proj,
-        "o": attention.o_proj,
-        "gate": mlp.gate_proj,
-        "up": mlp.up_proj,
-        "down": mlp.down_proj,
-    }
 
 
 def _sizes_of(config: Any) -> _Sizes:

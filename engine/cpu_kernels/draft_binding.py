@@ -14,10 +14,10 @@ from draft.network.network import DraftLayer
 from draft.network.norm import RMSNorm
 from engine.cpu_kernels.compiling import CpuKernelsUnavailable, KernelLibrary
 from engine.cpu_kernels.draft_structs import ChainStruct, DraftLayerStruct, DraftStruct
+from engine.cpu_kernels.weights import has_bias, is_readable, matrices_of
 from kv_pool import KVPool
 
 CHAIN_COLUMNS = 64  # of draft_chain.h
-_PLAIN_TENSORS: tuple[type[Tensor], ...] = (Tensor, nn.Parameter)  # a quantised one is a subclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +111,7 @@ def bind(network: DSparkNetwork, pool: KVPool, kernels: KernelLibrary) -> Bindin
 
 
 def _layer(layer: DraftLayer, keys: Tensor, values: Tensor, keeper: "_Keeper") -> DraftLayerStruct:
-    attention, mlp, at = layer.self_attn, layer.mlp, f"layers.{layer.self_attn.layer}"
-    linears: Mapping[str, nn.Module] = {
-        "q": attention.q_proj,
-        "k": attention.k_proj,
-        "v": attention.v_proj,
-        "o": attention.o_proj,
-        "gate": mlp.gate_proj,
-        "up": mlp.up_proj,
-        "down": mlp.down_proj,
-    }
+    attention, at = layer.self_attn, f"layers.{layer.self_attn.layer}"
     norms: Mapping[str, nn.Module] = {
         "input_norm": layer.input_layernorm,
         "q_norm": attention.q_norm,
@@ -128,7 +119,10 @@ def _layer(layer: DraftLayer, keys: Tensor, values: Tensor, keeper: "_Keeper") -
         "post_norm": layer.post_attention_layernorm,
     }
     return DraftLayerStruct(
-        **{name: keeper.linear(f"{at}.{name}_proj", module) for name, module in linears.items()},
+        **{
+            name: keeper.linear(f"{at}.{name}_proj", module)
+            for name, module in matrices_of(layer).items()
+        },
         **{name: keeper.norm(f"{at}.{name}", module) for name, module in norms.items()},
         rotary=keeper.tensor(f"{at}.rotary", attention.rotary.factors),
         keys=keeper.tensor(f"{at} keys", keys),
@@ -200,16 +194,6 @@ class _Keeper:
             raise CpuKernelsUnavailable(f"{name} is a {type(tensor).__name__} of {tensor.dtype}")
         self.kept.append(tensor.detach())
         return tensor.data_ptr()
-
-
-def has_bias(layer: nn.Linear) -> bool:
-    return layer.bias is not None
-
-
-def is_readable(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether a kernel for this dtype can read the tensor's memory."""
-    is_ours = tensor.dtype == dtype and tensor.device.type == "cpu"
-    return is_ours and tensor.is_contiguous() and type(tensor) in _PLAIN_TENSORS
 
 
 def _address(tensor: Tensor | None) -> int:

@@ -42,10 +42,6 @@ class Int8Linear(nn.Module):
         rounded = (weight / scale[:, None]).round_().clamp_(-_LARGEST, _LARGEST)
         return cls(rounded.to(torch.int8), scale, layer.bias)
 
-    def dequantised(self) -> Float[Tensor, "N K"]:
-        """Return the weight in float32: each row times its scale."""
-        return self.weight.float() * self.scale[:, None]
-
     def forward(self, x: Float[Tensor, "*T K"]) -> Float[Tensor, "*T N"]:
         bias = None if self.bias is None else self.bias.float()
         return self.product(x.float(), self.weight, self.scale, bias).to(x.dtype)

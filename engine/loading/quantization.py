@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from engine.config import EngineConfig
-from engine.cpu_kernels.decoder import matrices_of, why_unsupported
+from engine.cpu_kernels.decoder import why_unsupported
 from engine.cpu_kernels.int8_linear import Int8Linear
+from engine.cpu_kernels.weights import matrices_of
 from engine.errors import LoadError
 from engine.loading.target import LoadedTarget
 from engine.runner.target_model import DecoderParts

@@ -1,4 +1,4 @@
-"""Sizes that Python makes room by are those that the kernels use."""
+"""Sizes of buffers that Python allocates are those that the kernels use."""
 
 import re
 from pathlib import Path
@@ -19,6 +19,6 @@ MIRRORED = {
 
 
 @pytest.mark.parametrize("name", MIRRORED)
-def test_a_number_that_both_sides_know_is_one_number(name: str) -> None:
+def test_a_constant_has_the_same_value_in_python_and_in_the_kernels(name: str) -> None:
     sources = "".join(path.read_text() for path in sorted(FOLDER.glob("*.h")))
     assert re.findall(rf"^#define {name} (\d+)", sources, re.MULTILINE) == [str(MIRRORED[name])]

@@ -1,4 +1,4 @@
-"""The native pass computes what the model computes, or is not used, and says why."""
+"""The kernels' decoder pass computes what the model computes, or is not used for a reason."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,7 @@ from tests.support.engine.tiny_models import (
     write_tiny_draft,
 )
 
-NATIVE = ["llama", "mistral_window", "qwen3"]
+SUPPORTED = ["llama", "mistral_window", "qwen3"]
 TAPS = (-1, 0, 3)
 
 
@@ -43,7 +43,7 @@ def _decoder(target: LoadedTarget, pool: KVPool, *, num_threads: int = 1) -> Cpu
     )
 
 
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", SUPPORTED)
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_a_long_packed_and_paged_pass_equals_the_dense_model(name: str, num_threads: int) -> None:
     """Contexts of several key blocks, chunks larger than one attention task, shuffled pages."""
@@ -67,7 +67,7 @@ def test_a_long_packed_and_paged_pass_equals_the_dense_model(name: str, num_thre
         torch.testing.assert_close(taps, expected, atol=2e-4, rtol=1e-4)
 
 
-def test_slots_beyond_a_sequence_and_unread_pages_do_not_matter() -> None:
+def test_slots_after_a_sequence_and_unread_pages_do_not_matter() -> None:
     target = tiny_target("llama")
     ids = torch.randint(0, VOCAB, (10,))
     pool = _pool(num_pages=8, page_size=4)
@@ -82,7 +82,7 @@ def test_slots_beyond_a_sequence_and_unread_pages_do_not_matter() -> None:
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_only_the_logits_that_are_asked_for_are_computed() -> None:
+def test_only_the_requested_logits_are_computed() -> None:
     target = tiny_target("llama")
     ids = torch.randint(0, VOCAB, (9,))
     batch = batch_of_rows([(ids, [0, 1, 2], 0, 9)], page_size=4)
@@ -98,7 +98,7 @@ def test_only_the_logits_that_are_asked_for_are_computed() -> None:
     ("name", "reason"),
     [("gemma3", "Gemma3ForCausalLM is not one of"), ("qwen3_moe", "is not one of")],
 )
-def test_a_model_of_another_kind_is_run_by_transformers_with_the_reason(
+def test_transformers_runs_an_unsupported_model_and_the_reason_is_reported(
     name: str, reason: str
 ) -> None:
     small = _small_steps(name)
@@ -106,18 +106,18 @@ def test_a_model_of_another_kind_is_run_by_transformers_with_the_reason(
     assert reason in str(small["reason"])
 
 
-@pytest.mark.parametrize("name", NATIVE)
-def test_a_known_model_is_run_natively(name: str) -> None:
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_the_kernels_run_a_supported_model(name: str) -> None:
     kernels_or_skip()
     assert _small_steps(name) == {"path": "native", "reason": None}
 
 
-def test_it_can_be_switched_off() -> None:
+def test_the_kernels_can_be_switched_off() -> None:
     small = _small_steps("llama", native_kernels="off")
     assert small == {"path": "transformers", "reason": "switched off"}
 
 
-def test_a_native_pass_that_disagrees_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_pass_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_or_skip()
     run = CpuDecoder.run
 
@@ -130,7 +130,7 @@ def test_a_native_pass_that_disagrees_is_left_out(monkeypatch: pytest.MonkeyPatc
     assert small == {"path": "transformers", "reason": "it does not agree with the model"}
 
 
-def test_without_a_compiler_the_reason_is_said(
+def test_without_a_compiler_the_reason_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
@@ -138,7 +138,7 @@ def test_without_a_compiler_the_reason_is_said(
         load_kernels(tmp_path)
 
 
-def test_a_compiler_that_fails_leaves_nothing_behind(
+def test_a_compiler_that_fails_leaves_no_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("engine.cpu_kernels.compiling._FLAGS", ("-fno-such-flag-exists",))
@@ -148,7 +148,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind(
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
-def test_a_compiler_that_hangs_is_given_up_and_named(
+def test_a_compiler_that_hangs_is_stopped_and_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     compiler = tmp_path / "c++"
@@ -175,7 +175,9 @@ def test_the_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ("dtype", "wanted", "reason"),
     [(torch.float16, True, "no code for torch.float16"), (torch.float32, False, "switched off")],
 )
-def test_what_the_kernels_do_not_do_is_named(dtype: torch.dtype, wanted: bool, reason: str) -> None:
+def test_an_unsupported_dtype_or_setting_is_reported(
+    dtype: torch.dtype, wanted: bool, reason: str
+) -> None:
     with pytest.raises(CpuKernelsUnavailable, match=reason):
         prepare_cpu_kernels(wanted=wanted, dtype=dtype, device=CPU)
 

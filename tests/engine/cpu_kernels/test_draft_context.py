@@ -1,4 +1,4 @@
-"""Context written natively is the context that the layers write one by one."""
+"""The kernels write the same context as the layers one by one."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ CONFIGS = {
     "biases": tiny_config(attention_bias=True),
     "one layer, wide heads": tiny_config(head_dim=64, layers=(LayerConfig(1e6, 5),)),
 }
-MAX_ROWS = 6  # tokens of a write that is native as a whole
+MAX_ROWS = 6  # tokens of a write in one kernel call
 
 
 @pytest.fixture(autouse=True)
@@ -63,14 +63,14 @@ def rows_of(network: DSparkNetwork, count: int) -> tuple[torch.Tensor, torch.Ten
 def write(
     network: DSparkNetwork,
     rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    native: CpuContextWriter | None,
+    kernels: CpuContextWriter | None,
 ) -> KVPool:
-    """A pool of -1 in which the rows are written, natively or layer by layer."""
+    """A pool of -1 in which the rows are written, by the kernels or layer by layer."""
     pool = new_pool(network.config)
     pool.draft_keys.fill_(-1)
     pool.draft_values.fill_(-1)
-    mode = "off" if native is None else "on"
-    ContextKVWriter(network=network, pool=pool, mode=mode, kernel=native).write_context_kv(*rows)
+    mode = "off" if kernels is None else "on"
+    ContextKVWriter(network=network, pool=pool, mode=mode, kernel=kernels).write_context_kv(*rows)
     return pool
 
 
@@ -82,26 +82,26 @@ def assert_same(found: KVPool, expected: KVPool) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("count", [1, 2, MAX_ROWS, MAX_ROWS + 1, 40])
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_every_slot_gets_what_the_layers_would_write(
+def test_every_slot_holds_what_the_layers_would_write(
     name: str, count: int, num_threads: int
 ) -> None:
-    network, native = network_of(CONFIGS[name]), kernel(num_threads)
+    network, writer_kernel = network_of(CONFIGS[name]), kernel(num_threads)
     rows = rows_of(network, count)
-    assert_same(write(network, rows, native), write(network, rows, None))
-    assert native.taken == [True]
+    assert_same(write(network, rows, writer_kernel), write(network, rows, None))
+    assert writer_kernel.taken == [True]
 
 
-def test_a_token_gets_the_same_bits_in_any_small_batch() -> None:
-    network, native = network_of(CONFIGS["odd sizes"]), kernel(2)
+def test_a_token_has_the_same_bits_in_any_small_batch() -> None:
+    network, writer_kernel = network_of(CONFIGS["odd sizes"]), kernel(2)
     rows = rows_of(network, MAX_ROWS)
-    together = write(network, rows, native)
+    together = write(network, rows, writer_kernel)
     for n, slot in enumerate(rows[2].tolist()):
-        alone = write(network, tuple(r[n : n + 1] for r in rows), native)  # type: ignore[arg-type]
+        alone = write(network, tuple(r[n : n + 1] for r in rows), writer_kernel)  # type: ignore[arg-type]
         assert torch.equal(alone.draft_keys[:, slot], together.draft_keys[:, slot])
         assert torch.equal(alone.draft_values[:, slot], together.draft_values[:, slot])
 
 
-def test_short_integers_and_strides_are_read_as_what_they_mean() -> None:
+def test_int32_slots_and_strided_positions_are_accepted() -> None:
     network = network_of(CONFIGS["plain"])
     taps, positions, slots = rows_of(network, 4)
     strided = positions.repeat_interleave(2)[::2]
@@ -111,11 +111,11 @@ def test_short_integers_and_strides_are_read_as_what_they_mean() -> None:
     )
 
 
-def test_weights_changed_in_any_way_are_followed() -> None:
+def test_changed_and_replaced_weights_are_used() -> None:
     network = network_of(CONFIGS["plain"])
     pool, rows = new_pool(network.config), rows_of(network, 3)
-    native = kernel()
-    writer = ContextKVWriter(network=network, pool=pool, mode="on", kernel=native)
+    writer_kernel = kernel()
+    writer = ContextKVWriter(network=network, pool=pool, mode="on", kernel=writer_kernel)
     attention = network.layers[2].self_attn
     with torch.inference_mode(False):
         attention.k_proj.weight.data += 0.5
@@ -125,12 +125,12 @@ def test_weights_changed_in_any_way_are_followed() -> None:
         attention.v_proj = nn.Linear(32, 16, bias=False).requires_grad_(False)
         writer.write_context_kv(*rows)
         assert_same(pool, _fresh(network, rows))
-    assert native.taken == [True, True]
+    assert writer_kernel.taken == [True, True]
 
 
 @pytest.mark.parametrize("part", ["fc is hooked", "fc has a bias", "hidden_norm is foreign"])
-def test_what_it_does_not_know_is_declined_and_written_all_the_same(part: str) -> None:
-    network, native = network_of(CONFIGS["plain"]), kernel()
+def test_an_unsupported_network_is_declined_and_written_by_its_layers(part: str) -> None:
+    network, writer_kernel = network_of(CONFIGS["plain"]), kernel()
     with torch.inference_mode(False):
         if part == "fc is hooked":
             network.fc.register_forward_hook(lambda module, args, output: output * 3)
@@ -139,12 +139,12 @@ def test_what_it_does_not_know_is_declined_and_written_all_the_same(part: str) -
         else:
             network.hidden_norm = nn.LayerNorm(32).requires_grad_(False)
     rows = rows_of(network, 3)
-    assert_same(write(network, rows, native), write(network, rows, None))
-    assert native.taken == [False]
+    assert_same(write(network, rows, writer_kernel), write(network, rows, None))
+    assert writer_kernel.taken == [False]
 
 
 @pytest.mark.parametrize(("positions", "slots"), [([68], [0]), ([-1], [0]), ([0], [256])])
-def test_a_position_or_slot_outside_is_an_index_error(
+def test_a_position_or_slot_out_of_range_is_an_index_error(
     positions: list[int], slots: list[int]
 ) -> None:
     network = network_of(CONFIGS["plain"])

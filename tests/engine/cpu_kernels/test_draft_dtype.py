@@ -1,4 +1,4 @@
-"""A draft's matrices may lie in bfloat16 beside a float32 target: half the bytes, the same text."""
+"""A float32 target may have a draft with bfloat16 matrices: half the bytes, the same tokens."""
 
 import copy
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ CONFIGS = {
         hidden_size=33, intermediate_size=37, num_heads=6, head_dim=32, vocab_size=67, markov_rank=5
     ),
     "two ropes": tiny_config(head_dim=16, layers=(LayerConfig(1e4), LayerConfig(1e6))),
-    "a vocabulary of its own": tiny_config(head_dim=16, draft_vocab_size=23),
+    "a draft vocabulary": tiny_config(head_dim=16, draft_vocab_size=23),
     "a large vocabulary": tiny_config(head_dim=16, vocab_size=1003),
     "gated": tiny_config(head_dim=16, markov_kind="gated"),
 }
@@ -61,7 +61,7 @@ def widened(network: DSparkNetwork) -> DSparkNetwork:
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_a_native_pass_over_narrow_matrices_is_that_over_wide_ones(
+def test_a_kernel_pass_over_bfloat16_matrices_is_near_that_over_float32_ones(
     name: str, num_threads: int
 ) -> None:
     network = narrow_network(CONFIGS[name], num_threads=num_threads)
@@ -74,7 +74,7 @@ def test_a_native_pass_over_narrow_matrices_is_that_over_wide_ones(
         max_rows=200,
         num_threads=num_threads,
     )
-    native = DSparkProposer(
+    by_kernels = DSparkProposer(
         network=network,
         pool=served.pool,
         attention=reference_attention(served.pool),
@@ -86,7 +86,10 @@ def test_a_native_pass_over_narrow_matrices_is_that_over_wide_ones(
     # Rows that meet a matrix may be rounded to bfloat16 first: 8 bits, layer after layer.
     _assert_near(found.hidden, expected.hidden)
     _assert_near(found.base_logits, expected.base_logits)
-    expected_block, block = served.proposer.sample_tokens(request, found), native.propose(request)
+    expected_block, block = (
+        served.proposer.sample_tokens(request, found),
+        by_kernels.propose(request),
+    )
     assert torch.equal(block.draft_ids, expected_block.draft_ids)
     assert block.confidence_logits is not None
     assert expected_block.confidence_logits is not None
@@ -100,7 +103,7 @@ def _assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_rows_over_narrow_matrices_say_the_same_alone_and_in_any_batch(name: str) -> None:
+def test_a_row_over_bfloat16_matrices_has_the_same_bits_alone_and_in_any_batch(name: str) -> None:
     network = narrow_network(CONFIGS[name])
     wide = widened(network)
     served = Served(wide, prompts_of(wide, (9, 0, 1, 130)), page_size=4, num_slots=400)
@@ -120,7 +123,7 @@ def test_rows_over_narrow_matrices_say_the_same_alone_and_in_any_batch(name: str
 
 @pytest.mark.parametrize("count", [1, 5, 40])
 @pytest.mark.parametrize("mode", ["on", "off"])
-def test_context_of_narrow_matrices_is_that_of_wide_ones(count: int, mode: str) -> None:
+def test_context_of_bfloat16_matrices_is_that_of_float32_ones(count: int, mode: str) -> None:
     network = narrow_network(tiny_config(head_dim=16, attention_bias=True))
     wide = widened(network)
     kernels = kernels_or_skip()
@@ -144,7 +147,7 @@ def test_context_of_narrow_matrices_is_that_of_wide_ones(count: int, mode: str) 
         torch.testing.assert_close(ours[:, slots], theirs[:, slots], atol=1e-4, rtol=1e-4)
 
 
-def test_the_stacked_form_holds_narrow_weights_beside_a_wide_norm() -> None:
+def test_the_stacked_form_holds_bfloat16_weights_and_a_float32_norm() -> None:
     network = narrow_network(CONFIGS["plain"])
     writer = ContextKVWriter(network=network, pool=new_pool(network.config), mode="on")
     assert writer.path == "stacked"
@@ -152,7 +155,7 @@ def test_the_stacked_form_holds_narrow_weights_beside_a_wide_norm() -> None:
     assert network.attentions[0].k_norm.weight.dtype == torch.float32
 
 
-def test_the_check_at_load_widens_for_pytorch_what_the_kernel_widens_itself() -> None:
+def test_the_check_at_load_compares_with_widened_matrices() -> None:
     network = narrow_network(CONFIGS["plain"])
 
     def kernel_over(pool: object) -> CpuDraftRound:
@@ -172,7 +175,7 @@ def test_the_check_at_load_widens_for_pytorch_what_the_kernel_widens_itself() ->
     torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_only_matrices_become_narrow() -> None:
+def test_only_matrices_become_bfloat16() -> None:
     network = narrow_network(CONFIGS["plain"])
     narrow = {f"{name}.weight" for name in matrices(network)}
     assert {"lm_head.weight", "fc.weight", "markov_head.markov_w2.weight"} < narrow
@@ -181,7 +184,7 @@ def test_only_matrices_become_narrow() -> None:
     assert network.dtype == torch.float32
 
 
-def test_a_matrix_loses_nothing_when_bfloat16_says_it_all_and_the_head_does_not_count() -> None:
+def test_a_matrix_loses_nothing_if_bfloat16_represents_it_and_the_head_does_not_count() -> None:
     with torch.inference_mode(False):
         network = random_network(CONFIGS["plain"])
         assert not is_lossless(network, torch.bfloat16)
@@ -211,7 +214,7 @@ def _matrices(built: Built) -> torch.dtype:
     return dtype
 
 
-def test_auto_is_what_the_checkpoint_was_stored_in(tmp_path: Path) -> None:
+def test_auto_is_the_dtype_of_the_checkpoint(tmp_path: Path) -> None:
     kernels_or_skip()
     stored = _engine(tmp_path / "a", stored=torch.bfloat16)
     assert _matrices(stored) == torch.bfloat16
@@ -222,22 +225,22 @@ def test_auto_is_what_the_checkpoint_was_stored_in(tmp_path: Path) -> None:
     assert _matrices(_engine(tmp_path / "b", stored=torch.float32)) == torch.float32
 
 
-def test_auto_stays_wide_without_kernels_that_widen(tmp_path: Path) -> None:
+def test_auto_is_float32_without_kernels(tmp_path: Path) -> None:
     built = _engine(tmp_path, stored=torch.bfloat16, native_kernels="off")
     assert _matrices(built) == torch.float32
 
 
 @pytest.mark.parametrize("native_kernels", ["auto", "off"])
-def test_narrow_drafts_change_no_token(native_kernels: str, tmp_path: Path) -> None:
-    asked = prompts(3, vocab=VOCAB)
-    alone = run_all(tiny_engine(), greedy_requests(asked, 20))
+def test_bfloat16_drafts_change_no_token(native_kernels: str, tmp_path: Path) -> None:
+    prompt_ids = prompts(3, vocab=VOCAB)
+    alone = run_all(tiny_engine(), greedy_requests(prompt_ids, 20))
     built = _engine(tmp_path, draft_dtype="bfloat16", native_kernels=native_kernels)
     assert _matrices(built) == torch.bfloat16
-    drafted = run_all(built, greedy_requests(asked, 20))
+    drafted = run_all(built, greedy_requests(prompt_ids, 20))
     assert [drafted[str(i)][0] for i in range(3)] == [alone[str(i)][0] for i in range(3)]
 
 
-def test_narrow_matrices_take_half_the_memory_and_the_plan_says_so(tmp_path: Path) -> None:
+def test_bfloat16_matrices_take_half_the_memory_in_the_plan(tmp_path: Path) -> None:
     # Without kernels nothing moves into large pages, which come in whole ones.
     wide = _engine(tmp_path / "a", draft_dtype="float32", native_kernels="off")
     narrow = _engine(tmp_path / "b", draft_dtype="bfloat16", native_kernels="off")
@@ -250,17 +253,17 @@ def test_narrow_matrices_take_half_the_memory_and_the_plan_says_so(tmp_path: Pat
     assert narrow.memory.draft_bytes - wide.memory.draft_bytes == expected
 
 
-def test_beside_a_bfloat16_target_a_draft_is_native_and_computes_in_float32(
+def test_the_draft_of_a_bfloat16_target_runs_in_kernels_and_computes_in_float32(
     tmp_path: Path,
 ) -> None:
     kernels_or_skip()
     model = tiny_model("llama").to(torch.bfloat16)
-    asked = prompts(3, vocab=VOCAB)
+    prompt_ids = prompts(3, vocab=VOCAB)
 
     def target() -> LoadedTarget:
         return describe_target(copy.deepcopy(model), max_len=160, dtype=torch.bfloat16)
 
-    alone = run_all(tiny_engine(target=target()), greedy_requests(asked, 20))
+    alone = run_all(tiny_engine(target=target()), greedy_requests(prompt_ids, 20))
     built = _engine(tmp_path / "a", target=target())
     by_pytorch = _engine(tmp_path / "b", target=target(), native_kernels="off")
     assert built.draft is not None
@@ -268,7 +271,7 @@ def test_beside_a_bfloat16_target_a_draft_is_native_and_computes_in_float32(
     assert _matrices(built) == torch.bfloat16
     assert network.dtype == built.pool.draft_keys.dtype == torch.float32
     assert by_pytorch.pool.draft_keys.dtype == torch.bfloat16
-    # What is the target's is still the target's, and nothing of it is copied.
+    # The head and the embedding are the target's tensors, not copies.
     head = built.target.parts.lm_head.get_parameter("weight")
     embedding = built.target.parts.embedding.get_parameter("weight")
     assert network.get_parameter("lm_head.weight").data_ptr() == head.data_ptr()
@@ -277,11 +280,11 @@ def test_beside_a_bfloat16_target_a_draft_is_native_and_computes_in_float32(
     assert isinstance(draft, dict)
     assert draft["passes"]["path"] == draft["passes"]["chain"] == "native"
     assert built.proposer.context_kv_path == "stacked"
-    drafted = run_all(built, greedy_requests(asked, 20))
+    drafted = run_all(built, greedy_requests(prompt_ids, 20))
     assert [drafted[str(i)][0] for i in range(3)] == [alone[str(i)][0] for i in range(3)]
 
 
-def test_what_a_device_or_a_target_does_not_read_is_refused(tmp_path: Path) -> None:
+def test_a_float32_draft_of_a_bfloat16_target_is_refused(tmp_path: Path) -> None:
     target = describe_target(
         tiny_model("llama").to(torch.bfloat16), max_len=160, dtype=torch.bfloat16
     )

@@ -1,4 +1,4 @@
-"""The native draft pass says what PyTorch's says, row by row, or is not used, and says why."""
+"""The kernels' draft pass equals PyTorch's, row by row, or is not used for a reason."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,7 +31,7 @@ CONFIGS = {
     "more queries than an attention task": tiny_config(head_dim=16, num_heads=10, block_size=8),
     "one layer": tiny_config(head_dim=16, layers=(LayerConfig(1e6),)),
     "two ropes": tiny_config(head_dim=16, layers=(LayerConfig(1e4), LayerConfig(1e6))),
-    "a vocabulary of its own": tiny_config(head_dim=16, draft_vocab_size=23),
+    "a draft vocabulary": tiny_config(head_dim=16, draft_vocab_size=23),
     "a large vocabulary": tiny_config(head_dim=16, vocab_size=1003),
     "the anchor predicts nothing": tiny_config(head_dim=16, sample_from_anchor=False),
     "confidence of hidden states": tiny_config(head_dim=16, confidence_with_markov=False),
@@ -43,7 +43,7 @@ CONFIGS = {
         confidence_with_markov=False,
     ),
 }
-BY_TORCH = {  # layers and head are native all the same
+BY_TORCH = {  # the kernels run layers and head, PyTorch the chain
     "gated": tiny_config(head_dim=16, markov_kind="gated"),
     "rnn": tiny_config(head_dim=16, markov_kind="rnn", sample_from_anchor=False),
 }
@@ -56,7 +56,7 @@ def _inference() -> Iterator[None]:
 
 
 class Pair:
-    """The same sequences, drafted for by PyTorch and natively."""
+    """The same sequences, drafted by PyTorch and by the kernels."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Pair:
             max_rows=max_rows,
             num_threads=num_threads,
         )
-        self.native = DSparkProposer(
+        self.by_kernels = DSparkProposer(
             network=network,
             pool=pool,
             attention=reference_attention(pool),
@@ -90,7 +90,7 @@ def network_of(config: DSparkConfig) -> DSparkNetwork:
 
 @pytest.mark.parametrize("name", [*CONFIGS, *BY_TORCH])
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_a_native_pass_is_pytorchs(name: str, num_threads: int) -> None:
+def test_a_kernel_pass_equals_pytorchs(name: str, num_threads: int) -> None:
     pair = Pair(network_of((CONFIGS | BY_TORCH)[name]), num_threads=num_threads)
     request = pair.served.request()
     expected = pair.served.proposer.run_torch_pass(request)
@@ -98,14 +98,14 @@ def test_a_native_pass_is_pytorchs(name: str, num_threads: int) -> None:
     assert found is not None
     _assert_close(found.hidden, expected.hidden)
     _assert_close(found.base_logits, expected.base_logits)
-    block, native = pair.served.proposer.propose(request), pair.native.propose(request)
-    assert torch.equal(native.draft_ids, block.draft_ids)
+    block, ours = pair.served.proposer.propose(request), pair.by_kernels.propose(request)
+    assert torch.equal(ours.draft_ids, block.draft_ids)
     assert (found.draft_ids is None) == (name in BY_TORCH)
     if block.confidence_logits is None:
-        assert native.confidence_logits is None
+        assert ours.confidence_logits is None
     else:
-        assert native.confidence_logits is not None
-        _assert_close(native.confidence_logits, block.confidence_logits)
+        assert ours.confidence_logits is not None
+        _assert_close(ours.confidence_logits, block.confidence_logits)
 
 
 @pytest.mark.parametrize("block_size", range(1, 9))
@@ -115,12 +115,12 @@ def test_blocks_of_any_size_are_drafted_alike(block_size: int, sample_from_ancho
     pair = Pair(network_of(config), lengths=(3, 0, 66))
     request = pair.served.request()
     expected = pair.served.proposer.propose(request)
-    found = pair.native.propose(request)
+    found = pair.by_kernels.propose(request)
     assert found.draft_ids.shape == (3, block_size)
     assert torch.equal(found.draft_ids, expected.draft_ids)
 
 
-def test_a_row_gets_the_same_bits_alone_and_in_any_batch() -> None:
+def test_a_row_has_the_same_bits_alone_and_in_any_batch() -> None:
     network = network_of(CONFIGS["odd sizes"])
     pair = Pair(network, num_threads=2)
     request = pair.served.request()
@@ -140,7 +140,7 @@ def test_only_the_scratch_slots_are_written() -> None:
     pair = Pair(network_of(CONFIGS["plain"]))
     pool, request = pair.served.pool, pair.served.request()
     before = pool.draft_keys.clone(), pool.draft_values.clone()
-    pair.native.propose(request)
+    pair.by_kernels.propose(request)
     slots = request.slots.flatten()
     written = pool.draft_keys[:, slots].clone(), pool.draft_values[:, slots].clone()
     for storage, old in zip((pool.draft_keys, pool.draft_values), before, strict=True):
@@ -151,25 +151,23 @@ def test_only_the_scratch_slots_are_written() -> None:
     _assert_close(pool.draft_values[:, slots], written[1])
 
 
-def test_what_lies_beyond_a_sequence_does_not_matter() -> None:
+def test_slots_after_a_sequence_do_not_matter() -> None:
     pair = Pair(network_of(CONFIGS["plain"]), lengths=(6, 13))
     request = pair.served.request()
-    expected = pair.native.propose(request).draft_ids
+    expected = pair.by_kernels.propose(request).draft_ids
     pool, used = pair.served.pool, torch.zeros(pair.served.pool.num_slots, dtype=torch.bool)
     for table, length in zip(pair.served.tables, request.context_lens, strict=True):
         used[torch.from_numpy(table.slots(0, length))] = True
     pool.draft_keys[:, ~used] = torch.nan
     pool.draft_values[:, ~used] = torch.nan
-    assert torch.equal(pair.native.propose(request).draft_ids, expected)
+    assert torch.equal(pair.by_kernels.propose(request).draft_ids, expected)
 
 
-@pytest.mark.parametrize(
-    "name", ["plain", "a vocabulary of its own", "the anchor predicts nothing"]
-)
-def test_rows_that_draw_draw_from_pytorchs_distributions(name: str) -> None:
+@pytest.mark.parametrize("name", ["plain", "a draft vocabulary", "the anchor predicts nothing"])
+def test_sampled_rows_have_pytorchs_distributions(name: str) -> None:
     pair = Pair(network_of(CONFIGS[name]))
     request = pair.served.request(sample_rows([0, 3, 4], pair.served.block_size))
-    expected, found = pair.served.proposer.propose(request), pair.native.propose(request)
+    expected, found = pair.served.proposer.propose(request), pair.by_kernels.propose(request)
     assert torch.equal(found.draft_ids, expected.draft_ids)
     assert found.draft_probs is not None
     assert expected.draft_probs is not None
@@ -178,8 +176,8 @@ def test_rows_that_draw_draw_from_pytorchs_distributions(name: str) -> None:
 
 @pytest.mark.parametrize("strength", [0.0, 0.1, 1.0, 10.0, 1000.0])
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_leaving_stretches_out_never_changes_a_token(strength: float, num_threads: int) -> None:
-    """From biases that decide nothing, so that one stretch is read, to ones that decide alone."""
+def test_skipping_stretches_never_changes_a_token(strength: float, num_threads: int) -> None:
+    """From biases without effect, so that one stretch is read, to biases that dominate."""
     network = network_of(CONFIGS["a large vocabulary"])
     network.markov_head.markov_w2.weight.data *= strength
     pair = Pair(network, lengths=tuple(range(12)), num_threads=num_threads)
@@ -197,10 +195,10 @@ def test_of_equal_logits_the_first_is_taken() -> None:
     )
     network.lm_head.weight.data[:] = network.lm_head.weight[500]
     pair = Pair(network, num_threads=3)
-    assert (pair.native.propose(pair.served.request()).draft_ids == 0).all()
+    assert (pair.by_kernels.propose(pair.served.request()).draft_ids == 0).all()
 
 
-def test_a_table_whose_rows_grew_in_place_is_measured_anew() -> None:
+def test_rows_of_w2_that_grew_in_place_are_measured_again() -> None:
     network = network_of(CONFIGS["a large vocabulary"])
     pair = Pair(network, lengths=tuple(range(12)))
     _assert_agree(pair)
@@ -211,7 +209,7 @@ def test_a_table_whose_rows_grew_in_place_is_measured_anew() -> None:
 
 @pytest.mark.parametrize("at_a_time", [1, 2, 4])
 @pytest.mark.parametrize("name", ["plain", "no heads", "gated"])
-def test_a_batch_that_is_too_large_is_taken_in_parts_and_says_the_same(
+def test_a_batch_that_is_too_large_is_run_in_parts_with_the_same_result(
     name: str, at_a_time: int
 ) -> None:
     network = network_of((CONFIGS | BY_TORCH)[name])
@@ -232,7 +230,7 @@ def test_a_batch_that_is_too_large_is_taken_in_parts_and_says_the_same(
         assert of_whole is None or of_parts is None or torch.equal(of_whole, of_parts)
 
 
-def test_more_sequences_than_a_chain_holds_are_taken_in_parts() -> None:
+def test_more_sequences_than_a_chain_holds_are_run_in_parts() -> None:
     network = network_of(CONFIGS["one slot, one KV head"])
     fits, more = (
         Pair(network, lengths=(0,) * count).kernel.run(_empty(count)) for count in (64, 65)
@@ -245,7 +243,7 @@ def test_more_sequences_than_a_chain_holds_are_taken_in_parts() -> None:
     assert torch.equal(more.draft_ids[:64], fits.draft_ids)
 
 
-def test_changes_of_parameters_are_followed_however_they_are_made() -> None:
+def test_changed_and_replaced_parameters_are_used() -> None:
     network = network_of(CONFIGS["plain"])
     pair = Pair(network)
     layer = network.layers[1]
@@ -266,7 +264,7 @@ class _Other(nn.Linear):
         return F.linear(x, self.weight) * 0.9
 
 
-def test_a_foreign_layer_sends_passes_to_pytorch_and_its_end_brings_them_back() -> None:
+def test_pytorch_runs_passes_while_a_layer_is_unsupported_or_hooked() -> None:
     network = network_of(CONFIGS["plain"])
     pair = Pair(network)
     with torch.inference_mode(False):
@@ -284,7 +282,7 @@ def test_a_foreign_layer_sends_passes_to_pytorch_and_its_end_brings_them_back() 
 
 
 @pytest.mark.parametrize("change", ["anchor", "slot", "page", "position"])
-def test_what_is_no_id_slot_or_position_is_an_index_error(change: str) -> None:
+def test_an_id_slot_page_or_position_out_of_range_is_an_index_error(change: str) -> None:
     pair = Pair(network_of(CONFIGS["plain"]), lengths=(5, 9))
     request = pair.served.request()
     tables = [list(table) for table in request.page_tables]
@@ -309,14 +307,14 @@ def test_what_is_no_id_slot_or_position_is_an_index_error(change: str) -> None:
         (tiny_config(head_dim=6), "no code for a head_dim of 6"),
     ],
 )
-def test_a_draft_of_another_kind_is_declined_with_the_reason(
+def test_an_unsupported_draft_is_declined_with_the_reason(
     config: DSparkConfig, reason: str
 ) -> None:
     with pytest.raises(CpuKernelsUnavailable, match=reason):
         Pair(network_of(config))
 
 
-def test_served_texts_and_rounds_are_those_of_pytorchs_drafts() -> None:
+def test_served_tokens_and_rounds_equal_those_of_pytorchs_drafts() -> None:
     kernels_or_skip()
     requests = [
         Request(f"{b}", tuple(range(3 + b, 9 + 5 * b)), EngineSamplingParams(max_new_tokens=24))
@@ -332,7 +330,7 @@ def test_served_texts_and_rounds_are_those_of_pytorchs_drafts() -> None:
     assert served[0] == served[1]
 
 
-def test_an_engine_says_how_its_drafts_are_made() -> None:
+def test_an_engine_reports_how_drafts_are_computed() -> None:
     kernels_or_skip()
     assert _passes(head_dim=16) == ("native", None, "native", None)
     assert _passes() == ("torch", "there is no code for a head_dim of 12", "torch", None)
@@ -340,7 +338,7 @@ def test_an_engine_says_how_its_drafts_are_made() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["logits", "tokens"])
-def test_a_pass_that_disagrees_is_left_out(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+def test_a_pass_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     kernels_or_skip()
     run = CpuDraftRound.run
 
@@ -356,7 +354,7 @@ def test_a_pass_that_disagrees_is_left_out(monkeypatch: pytest.MonkeyPatch, wron
     assert _passes(head_dim=16)[:2] == ("torch", "it does not agree with PyTorch")
 
 
-def test_the_check_costs_no_parameter_its_place() -> None:
+def test_the_check_moves_no_parameter() -> None:
     network = network_of(CONFIGS["plain"])
     before = [p.data_ptr() for p in network.parameters()]
 
@@ -400,7 +398,7 @@ def _passes(*, native_kernels: str = "auto", **changes: object) -> tuple[object,
 def _assert_agree(pair: Pair) -> None:
     with torch.inference_mode():
         request = pair.served.request()
-        expected, found = pair.served.proposer.propose(request), pair.native.propose(request)
+        expected, found = pair.served.proposer.propose(request), pair.by_kernels.propose(request)
     assert torch.equal(found.draft_ids, expected.draft_ids)
     assert found.confidence_logits is not None
     assert expected.confidence_logits is not None

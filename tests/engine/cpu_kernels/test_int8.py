@@ -1,4 +1,4 @@
-"""int8 matrices: the same by kernels and by PyTorch, and drafts change no token."""
+"""int8 matrices: kernels and PyTorch agree, and drafts change no token."""
 
 import copy
 import dataclasses
@@ -37,6 +37,10 @@ INT8 = EngineConfig(target="tiny", quantization="int8")
 
 def target_of(name: str, dtype: torch.dtype = torch.float32) -> LoadedTarget:
     return describe_target(tiny_model(name).to(dtype), max_len=160, dtype=dtype)
+
+
+def dequantised(layer: Int8Linear) -> torch.Tensor:
+    return layer.weight.float() * layer.scale[:, None]
 
 
 @settings(max_examples=100, deadline=None)
@@ -79,18 +83,18 @@ def test_a_weight_is_off_by_half_a_step_of_its_own_row_at_most() -> None:
     layer.weight[5] = 0
     quantised = Int8Linear.of(layer)
     step = layer.weight.abs().amax(dim=1) / 127
-    off = (quantised.dequantised() - layer.weight).abs().amax(dim=1)
+    off = (dequantised(quantised) - layer.weight).abs().amax(dim=1)
     assert bool((off <= step / 2 * 1.001).all())
     assert quantised.weight.abs().amax(dim=1).tolist() == [127] * 5 + [0] + [127] * 3
     x = torch.randn(4, 50)
-    expected = F.linear(x, quantised.dequantised(), layer.bias)
+    expected = F.linear(x, dequantised(quantised), layer.bias)
     torch.testing.assert_close(quantised(x), expected, atol=1e-4, rtol=1e-4)
     assert quantised(x.bfloat16()).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "qwen3"])
 @torch.inference_mode()
-def test_it_is_the_dequantised_model(name: str) -> None:
+def test_a_quantised_model_computes_what_its_dequantised_weights_compute(name: str) -> None:
     plain = target_of(name)
     quantised = quantise(INT8, target_of(name), CPU)
     found = dict(quantised.model.named_modules())
@@ -98,7 +102,7 @@ def test_it_is_the_dequantised_model(name: str) -> None:
         layer = found[path]
         if isinstance(layer, Int8Linear):
             assert isinstance(module, nn.Linear)
-            module.weight = nn.Parameter(layer.dequantised(), requires_grad=False)
+            module.weight = nn.Parameter(dequantised(layer), requires_grad=False)
     ids = torch.arange(30)[None] * 17 % VOCAB
     expected, taps = dense_reference(plain.model, (0, 3), ids)
     logits, own_taps = dense_reference(quantised.model, (0, 3), ids)
@@ -110,35 +114,37 @@ def test_it_is_the_dequantised_model(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_drafts_change_no_token(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     kernels_or_skip()
-    asked = prompts(4, vocab=VOCAB)
+    prompt_ids = prompts(4, vocab=VOCAB)
     alone = tiny_engine(target=target_of(name, dtype), quantization="int8")
     details = alone.engine.info.details["target"]
     assert isinstance(details, dict)
     assert details["small_steps"] == {"path": "native", "reason": None}
     assert details["quantization"] == "int8"
-    found = run_all(alone, greedy_requests(asked, NEW_TOKENS))
-    expected = [found[str(i)][0] for i in range(len(asked))]
+    found = run_all(alone, greedy_requests(prompt_ids, NEW_TOKENS))
+    expected = [found[str(i)][0] for i in range(len(prompt_ids))]
     draft = write_tiny_draft(tmp_path)
     drafted = tiny_engine(target=target_of(name, dtype), draft_folder=draft, quantization="int8")
-    with oracle([p + e for p, e in zip(asked, expected, strict=True)], good=3, vocab=VOCAB):
-        found = run_all(drafted, greedy_requests(asked, NEW_TOKENS))
-    assert [found[str(i)][0] for i in range(len(asked))] == expected
+    with oracle([p + e for p, e in zip(prompt_ids, expected, strict=True)], good=3, vocab=VOCAB):
+        found = run_all(drafted, greedy_requests(prompt_ids, NEW_TOKENS))
+    assert [found[str(i)][0] for i in range(len(prompt_ids))] == expected
     assert max(found[str(i)][1].speculation.mean_accept_length for i in range(4)) > 2
 
 
-def test_pytorch_says_the_same_without_kernels() -> None:
+def test_pytorch_generates_the_same_without_kernels() -> None:
     kernels_or_skip()
-    asked = prompts(3, vocab=VOCAB)
+    prompt_ids = prompts(3, vocab=VOCAB)
     texts = []
     for native_kernels in ("auto", "off"):
         built = tiny_engine(quantization="int8", native_kernels=native_kernels)
-        found = run_all(built, greedy_requests(asked, NEW_TOKENS))
-        texts.append([found[str(i)][0] for i in range(len(asked))])
+        found = run_all(built, greedy_requests(prompt_ids, NEW_TOKENS))
+        texts.append([found[str(i)][0] for i in range(len(prompt_ids))])
     assert texts[0] == texts[1]
 
 
-def test_kernels_that_compute_something_else_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check at load holds the native pass against PyTorch over the same int8 matrices."""
+def test_kernels_that_compute_something_else_are_refused_at_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The check at load compares the kernels with PyTorch over the same int8 matrices."""
     kernels_or_skip()
 
     def doubled(layer: nn.Linear) -> Int8Linear:
@@ -156,7 +162,7 @@ def test_kernels_that_compute_something_else_are_left_out(monkeypatch: pytest.Mo
         tiny_engine(quantization="int8")
 
 
-def test_only_products_become_int8_and_the_memory_is_theirs() -> None:
+def test_only_linear_layers_become_int8_and_the_memory_counts_them_so() -> None:
     before = target_of("llama")
     embedding = before.parts.embedding.get_parameter("weight")
     quantised = quantise(INT8, before, CPU)
@@ -171,7 +177,7 @@ def test_only_products_become_int8_and_the_memory_is_theirs() -> None:
     assert quantise(INT8, quantised, CPU).model is quantised.model
 
 
-def test_a_tied_head_lets_its_embedding_go() -> None:
+def test_a_tied_head_is_quantised_apart_from_its_embedding() -> None:
     model = tiny_model("llama")
     model.config.tie_word_embeddings = True  # type: ignore[union-attr]
     model.tie_weights()  # type: ignore[operator]
@@ -180,7 +186,7 @@ def test_a_tied_head_lets_its_embedding_go() -> None:
     assert quantised.parts.embedding.get_parameter("weight").dtype == torch.float32
 
 
-def test_a_draft_for_the_target_as_it_was_published_is_taken(tmp_path: Path) -> None:
+def test_a_draft_trained_for_the_unquantised_target_is_accepted(tmp_path: Path) -> None:
     name = target_fingerprint(tiny_target())
     folder = write_tiny_draft(tmp_path, **{FIELD: name})
     assert tiny_engine(draft_folder=folder, quantization="int8").draft is not None
@@ -196,7 +202,7 @@ def test_a_draft_for_the_target_as_it_was_published_is_taken(tmp_path: Path) -> 
         ({"model": tiny_model("gemma3")}, "cpu", "Gemma3ForCausalLM is not one of"),
     ],
 )
-def test_what_it_is_not_made_for_is_refused(
+def test_int8_on_an_unsupported_device_dtype_or_model_is_refused(
     change: dict[str, object], device: str, reason: str
 ) -> None:
     target = dataclasses.replace(tiny_target(), **change)  # type: ignore[arg-type]
@@ -204,7 +210,7 @@ def test_what_it_is_not_made_for_is_refused(
         quantise(INT8, target, torch.device(device))
 
 
-def test_a_target_that_is_quantised_otherwise_is_refused() -> None:
+def test_a_target_with_other_quantised_layers_is_refused() -> None:
     class Foreign(nn.Linear):
         pass
 

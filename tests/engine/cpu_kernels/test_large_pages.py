@@ -1,4 +1,4 @@
-"""Weights move into large pages and stay PyTorch's own parameters."""
+"""Weights move into large pages and remain PyTorch's parameters."""
 
 import copy
 
@@ -33,7 +33,7 @@ def test_values_names_and_ties_are_kept() -> None:
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-def test_what_shall_stay_stays() -> None:
+def test_excluded_parameters_are_not_moved() -> None:
     model = _Tied()
     place = model.middle.weight.data_ptr()
     move_to_large_pages(model, excluded=[model.middle.weight])
@@ -41,7 +41,7 @@ def test_what_shall_stay_stays() -> None:
     assert model.embedding.weight.data_ptr() % LARGE_PAGE == 0
 
 
-def test_each_tensor_begins_with_a_cache_line_and_all_of_them_with_a_large_page() -> None:
+def test_each_tensor_is_aligned_to_a_cache_line_and_the_first_to_a_large_page() -> None:
     model = _Tied()
     move_to_large_pages(model)
     places = [p.data_ptr() for p in model.parameters()]
@@ -51,8 +51,8 @@ def test_each_tensor_begins_with_a_cache_line_and_all_of_them_with_a_large_page(
     assert max(places) - min(places) < LARGE_PAGE
 
 
-def test_what_borrows_a_weight_follows_it() -> None:
-    """A draft has its target's head as a parameter of its own, over the same storage."""
+def test_a_module_that_shares_a_weight_follows_it() -> None:
+    """A draft has a parameter over the storage of its target's head."""
     lender, borrower = _Tied(), nn.Linear(12, 30).requires_grad_(False)
     borrower.weight = nn.Parameter(lender.head.weight.detach(), requires_grad=False)
     bias = borrower.bias.data_ptr()
@@ -82,7 +82,7 @@ def test_moving_twice_moves_nothing() -> None:
     assert [p.data_ptr() for p in model.parameters()] == places
 
 
-def test_what_is_no_plain_parameter_stays() -> None:
+def test_subclasses_of_parameter_are_not_moved() -> None:
     class Special(nn.Parameter):
         pass
 

@@ -1,4 +1,4 @@
-"""The native product is F.linear's, for any shape, and leaves the layers what they are."""
+"""The kernels' product equals F.linear for any shape, and keeps the layers' parameters."""
 
 import math
 
@@ -23,7 +23,7 @@ from tests.support.engine.cpu_kernels import kernels_or_skip
     num_threads=st.integers(1, 3),
     offset=st.integers(0, 3),
 )
-def test_any_shape_gives_the_same_product_wherever_it_lies(
+def test_any_shape_and_alignment_gives_the_same_product(
     rows: int, depth: int, columns: int, has_bias: bool, num_threads: int, offset: int
 ) -> None:
     linear = cpu_linear(kernels_or_skip(), max_rows=64, num_threads=num_threads)
@@ -35,7 +35,7 @@ def test_any_shape_gives_the_same_product_wherever_it_lies(
 
 
 def _at(offset: int, *shape: int) -> torch.Tensor:
-    """Random numbers that begin `offset` numbers behind a cache line."""
+    """Random numbers that begin `offset` numbers after a cache line."""
     return torch.randn(offset + math.prod(shape))[offset:].view(shape)
 
 
@@ -60,7 +60,7 @@ def test_leading_dimensions_are_kept(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(found, F.linear(x, weight))
 
 
-def test_what_the_kernel_cannot_read_goes_to_pytorch() -> None:
+def test_pytorch_computes_what_the_kernel_cannot_read() -> None:
     linear = cpu_linear(kernels_or_skip(), max_rows=16, num_threads=1)
     weight = torch.randn(8, 6)
     transposed = torch.randn(6, 3).t()
@@ -73,7 +73,7 @@ def test_what_the_kernel_cannot_read_goes_to_pytorch() -> None:
     assert trained.grad is not None
 
 
-def test_layers_keep_their_parameters_and_follow_their_changes() -> None:
+def test_layers_keep_their_parameters_and_use_changed_ones() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).requires_grad_(False)
     x = torch.randn(3, 6)
     expected = model(x)
@@ -88,7 +88,7 @@ def test_layers_keep_their_parameters_and_follow_their_changes() -> None:
     assert (changed - expected).abs().max() > 0.01
 
 
-def test_as_loaded_means_pytorchs_own_layers_and_ends_with_the_block() -> None:
+def test_as_loaded_restores_pytorchs_forward_within_the_block() -> None:
     calls = []
 
     def counting(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A row says the same, to the last bit, alone and in any batch, by any number of threads."""
+"""A row has the same bits alone and in any batch, with any number of threads."""
 
 import copy
 
@@ -51,7 +51,7 @@ def _target(name: str, dtype: torch.dtype = torch.float32) -> LoadedTarget:
 
 
 class _Runner:
-    """A native target over a pool of its own, driven piece by piece."""
+    """A kernel decoder over a pool, driven piece by piece."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ def test_chunks_neighbours_pages_and_threads_change_no_bit(
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize("name", ["biases", "no_groups", "window"])
-def test_sixteen_answers_of_any_lengths_say_what_each_says_alone(
+def test_sixteen_sequences_of_any_lengths_have_the_same_bits_as_each_alone(
     name: str, num_threads: int
 ) -> None:
     target = _target(name)
@@ -148,8 +148,7 @@ def test_sixteen_answers_of_any_lengths_say_what_each_says_alone(
 
 @pytest.mark.parametrize("name", ["biases", "window", "head_norms"])
 def test_bfloat16_weights_give_less_error_than_pytorch_and_the_same_bits(name: str) -> None:
-    """They are read as they are; stored keys and values, and at most the rows of products, are
-    rounded, and all else is computed in float32."""
+    """Only stored keys and values, and at most the rows of products, are rounded to bfloat16."""
     target = _target(name, torch.bfloat16)
     runner, alone = _Runner(target), _Runner(target, num_threads=2)
     logits, taps = runner.run((0, 0, LENGTH))

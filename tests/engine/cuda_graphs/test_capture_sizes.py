@@ -1,4 +1,4 @@
-"""Which recording a batch goes to, and where its padding lies."""
+"""Capture sizes of batches, and the pages of their padding."""
 
 import pytest
 
@@ -10,12 +10,12 @@ from engine.cuda_graphs.scratch import ScratchPage
     ("largest", "sizes"),
     [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (64, (1, 2, 4, 8, 16, 32, 64))],
 )
-def test_tiers_double_up_to_the_largest(largest: int, sizes: tuple[int, ...]) -> None:
+def test_capture_sizes_double_up_to_the_largest(largest: int, sizes: tuple[int, ...]) -> None:
     assert CaptureSizes.up_to(largest).sizes == sizes
 
 
 @pytest.mark.parametrize(("count", "capture_size"), [(1, 1), (3, 4), (5, 6), (6, 6), (7, None)])
-def test_a_batch_goes_to_the_smallest_tier_that_holds_it(
+def test_a_batch_takes_the_smallest_size_that_holds_it(
     count: int, capture_size: int | None
 ) -> None:
     assert CaptureSizes.up_to(6).holding(count) == capture_size

@@ -1,4 +1,4 @@
-"""A replayed round says what the eager one says, whatever the batch and its padding."""
+"""A replayed round generates the same tokens as an eager one, for any batch and padding."""
 
 import logging
 from collections.abc import Iterator
@@ -54,11 +54,11 @@ def texts_of(built: Built, requests: list[Request]) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
 def test_greedy_text_equals_transformers(name: str, draft_folder: Path) -> None:
-    asked = prompts(5, vocab=VOCAB)
+    prompt_ids = prompts(5, vocab=VOCAB)
     built = graphed_engine(target=tiny_target(name), draft_folder=draft_folder)
     with counted_replays() as replays:
-        found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
-    assert found == [generate_alone(tiny_target(name), p, NEW_TOKENS) for p in asked]
+        found = texts_of(built, greedy_requests(prompt_ids, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target(name), p, NEW_TOKENS) for p in prompt_ids]
     assert replays[0] > 20
 
 
@@ -76,23 +76,23 @@ def test_greedy_text_equals_transformers(name: str, draft_folder: Path) -> None:
 def test_greedy_text_is_the_same_under_any_setting(
     settings: dict[str, object], draft_folder: Path
 ) -> None:
-    asked = prompts(6, vocab=VOCAB)
+    prompt_ids = prompts(6, vocab=VOCAB)
     built = graphed_engine(draft_folder=draft_folder, **settings)
-    found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
-    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in asked]
+    found = texts_of(built, greedy_requests(prompt_ids, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in prompt_ids]
 
 
 def test_plain_decoding_is_replayed_too() -> None:
-    asked = prompts(3, vocab=VOCAB)
+    prompt_ids = prompts(3, vocab=VOCAB)
     built = graphed_engine(draft_folder=None)
     with counted_replays() as replays:
-        found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
-    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in asked]
+        found = texts_of(built, greedy_requests(prompt_ids, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in prompt_ids]
     assert replays[0] >= NEW_TOKENS - 1
 
 
 def sampled_requests(*, greedy: int) -> list[Request]:
-    """Of five, the first few take the argmax, and the others draw."""
+    """Five requests: the first few are greedy, the others sampled."""
     return [
         Request(
             str(i),
@@ -106,20 +106,20 @@ def sampled_requests(*, greedy: int) -> list[Request]:
 
 
 @pytest.mark.parametrize("greedy", [0, 2])
-def test_seeded_draws_are_those_of_the_eager_engine(greedy: int, draft_folder: Path) -> None:
-    """With some requests greedy, the recording that draws has rows that do not."""
+def test_seeded_samples_are_those_of_the_eager_engine(greedy: int, draft_folder: Path) -> None:
+    """With some requests greedy, the sampling recording has greedy rows."""
     requests = sampled_requests(greedy=greedy)
     eager = tiny_engine(draft_folder=draft_folder, native_kernels="off")
     graphed = graphed_engine(draft_folder=draft_folder)
     assert texts_of(graphed, requests) == texts_of(eager, requests)
 
 
-# Of torch, beside its two recordings: the batch's ids, what goes into and comes out of the
+# PyTorch operators in addition to the two recordings: the batch's ids, inputs and outputs of the
 # recordings, the verdict, and the context write, which on a GPU is one product and one kernel.
 MOST_OPERATIONS = 49
 
 
-def test_a_round_is_two_replays_one_look_at_the_device_and_few_operations_beside(
+def test_a_round_is_two_replays_one_read_of_the_device_and_few_operations(
     draft_folder: Path,
 ) -> None:
     built = graphed_engine(draft_folder=draft_folder)
@@ -146,7 +146,7 @@ def test_a_round_is_two_replays_one_look_at_the_device_and_few_operations_beside
 def test_windows_that_a_threshold_cuts_are_replayed_at_any_length(
     threshold: float, draft_folder: Path
 ) -> None:
-    """What a sequence verifies changes from step to step; its window is as wide as ever."""
+    """The number of verified tokens changes from step to step; the window does not."""
     requests = sampled_requests(greedy=2)
     settings: dict[str, Any] = {"draft_folder": draft_folder, "confidence_threshold": threshold}
     eager = tiny_engine(native_kernels="off", **settings)
@@ -179,7 +179,7 @@ def test_confidences_outlive_the_pass_that_verifies_them(draft_folder: Path) -> 
 
 
 class Anything:
-    """A row mask that rules nothing out."""
+    """A token mask that allows everything."""
 
     def fill(self, said: Any, row: Any) -> None:
         row[:] = 0xFFFF_FFFF
@@ -189,12 +189,12 @@ class Anything:
 
 
 @pytest.mark.parametrize("mask", [Anything, ByParity])
-def test_greedy_blocks_under_a_mask_are_replayed_and_picked_anew_where_they_break_it(
+def test_greedy_blocks_under_a_mask_are_replayed_and_drafted_eagerly_where_they_break_it(
     mask: type, draft_folder: Path
 ) -> None:
     (prompt,) = prompts(1, vocab=VOCAB, low=9, high=10)
 
-    def asked() -> list[Request]:
+    def masked_requests() -> list[Request]:
         params = EngineSamplingParams(max_new_tokens=NEW_TOKENS)
         return [Request("a", tuple(prompt), params, token_mask=mask())]
 
@@ -203,28 +203,30 @@ def test_greedy_blocks_under_a_mask_are_replayed_and_picked_anew_where_they_brea
     with patch.object(
         DSparkProposer, "propose", autospec=True, side_effect=DSparkProposer.propose
     ) as picked:
-        found = texts_of(graphed, asked())
+        found = texts_of(graphed, masked_requests())
     assert (picked.call_count == 0) == (mask is Anything)
-    assert found == texts_of(eager, asked())
+    assert found == texts_of(eager, masked_requests())
 
 
 def test_a_batch_may_shrink_and_grow_again(draft_folder: Path) -> None:
-    """CaptureSizes are left and met again; what padding held before makes no difference."""
-    asked = prompts(6, vocab=VOCAB)
+    """Earlier values in the padding make no difference."""
+    prompt_ids = prompts(6, vocab=VOCAB)
     lengths = [2, 20, 3, 11, 5, 7]
     requests = [
         Request(str(i), tuple(p), EngineSamplingParams(max_new_tokens=n))
-        for i, (p, n) in enumerate(zip(asked, lengths, strict=True))
+        for i, (p, n) in enumerate(zip(prompt_ids, lengths, strict=True))
     ]
     built = graphed_engine(draft_folder=draft_folder)
-    expected = [generate_alone(tiny_target(), p, n) for p, n in zip(asked, lengths, strict=True)]
+    expected = [
+        generate_alone(tiny_target(), p, n) for p, n in zip(prompt_ids, lengths, strict=True)
+    ]
     assert texts_of(built, requests) == expected
     assert texts_of(built, requests) == expected
 
 
 def test_a_step_without_drafts_replays_windows_of_one_row(draft_folder: Path) -> None:
-    """The last token of an answer, say, or all of them under a load that leaves no drafts."""
-    asked = prompts(3, vocab=VOCAB, low=9)
+    """Such as the last token of an output, or all tokens while drafts are suspended."""
+    prompt_ids = prompts(3, vocab=VOCAB, low=9)
     built = graphed_engine(draft_folder=draft_folder)
     scheduler = built.engine._scheduler
     recordings = built.runner._windows  # type: ignore[attr-defined]
@@ -233,55 +235,55 @@ def test_a_step_without_drafts_replays_windows_of_one_row(draft_folder: Path) ->
         replay = window.recording.replay
         window.recording.replay = lambda key=key, replay=replay: (replayed.append(key), replay())
     with patch.object(scheduler, "_most_drafts", lambda seq: 0):
-        found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
-    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in asked]
+        found = texts_of(built, greedy_requests(prompt_ids, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in prompt_ids]
     assert {width for _, width in replayed} == {1}
     assert len(replayed) >= NEW_TOKENS - 1
 
 
-def test_padding_touches_the_scratch_page_alone(draft_folder: Path) -> None:
+def test_padding_writes_only_the_scratch_page(draft_folder: Path) -> None:
     built = graphed_engine(draft_folder=draft_folder, prefix_cache=False)
     pool = built.pool
-    own = (pool.num_pages - 1) * pool.page_size
+    scratch = (pool.num_pages - 1) * pool.page_size
     assert pool.num_pages == built.memory.num_pages + 1
     storages = [pool.target_keys(0), pool.target_values(4), pool.draft_keys[1]]
     for storage in storages:
-        assert not storage[:own].any(), "recording wrote beside the scratch page"
-    assert pool.draft_keys[1][own:].any()
+        assert not storage[:scratch].any(), "the capture wrote outside the scratch page"
+    assert pool.draft_keys[1][scratch:].any()
     (prompt,) = prompts(1, vocab=VOCAB, low=9, high=10)
     found = texts_of(built, greedy_requests([prompt], 3))  # the last windows are short ones
     used = -(-(len(prompt) + 3 + built.proposer.num_slots) // pool.page_size)
     for storage in storages:
-        written = storage[:own].flatten(1).any(dim=1).view(-1, pool.page_size).any(dim=1)
+        written = storage[:scratch].flatten(1).any(dim=1).view(-1, pool.page_size).any(dim=1)
         assert 0 < int(written.sum()) <= used
     assert found == [generate_alone(tiny_target(), prompt, 3)]
 
 
-def test_nobody_reads_the_scratch_page(draft_folder: Path) -> None:
-    """Batches of 5 in a tier of 6, with short last windows, over a scratch page of NaN."""
+def test_no_sequence_reads_the_scratch_page(draft_folder: Path) -> None:
+    """Batches of 5 in a capture size of 6, with short last windows, over a scratch page of NaN."""
     built = graphed_engine(draft_folder=draft_folder)
     pool = built.pool
-    own = (pool.num_pages - 1) * pool.page_size
+    scratch = (pool.num_pages - 1) * pool.page_size
     for layer in range(5):
-        pool.target_keys(layer)[own:] = torch.nan
-        pool.target_values(layer)[own:] = torch.nan
-    pool.draft_keys[:, own:] = torch.nan
-    pool.draft_values[:, own:] = torch.nan
-    asked = prompts(5, vocab=VOCAB)
-    found = texts_of(built, greedy_requests(asked, 7))
-    assert found == [generate_alone(tiny_target(), p, 7) for p in asked]
-    assert pool.target_values(4)[own:].isnan().any()
-    assert not pool.target_values(4)[:own].isnan().any()
+        pool.target_keys(layer)[scratch:] = torch.nan
+        pool.target_values(layer)[scratch:] = torch.nan
+    pool.draft_keys[:, scratch:] = torch.nan
+    pool.draft_values[:, scratch:] = torch.nan
+    prompt_ids = prompts(5, vocab=VOCAB)
+    found = texts_of(built, greedy_requests(prompt_ids, 7))
+    assert found == [generate_alone(tiny_target(), p, 7) for p in prompt_ids]
+    assert pool.target_values(4)[scratch:].isnan().any()
+    assert not pool.target_values(4)[:scratch].isnan().any()
 
 
-def test_sequences_shorter_than_a_window_run_as_they_did(draft_folder: Path) -> None:
+def test_sequences_shorter_than_a_window_run_eagerly(draft_folder: Path) -> None:
     built = graphed_engine(draft_folder=draft_folder)
-    asked = [[7], [5, 9], [11, 3, 8]]
-    found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
-    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in asked]
+    prompt_ids = [[7], [5, 9], [11, 3, 8]]
+    found = texts_of(built, greedy_requests(prompt_ids, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in prompt_ids]
 
 
-def test_long_shares_run_as_they_did(draft_folder: Path) -> None:
+def test_prompt_chunks_run_eagerly(draft_folder: Path) -> None:
     built = graphed_engine(draft_folder=draft_folder)
     assert isinstance(built.runner, GraphedTarget)
     assert isinstance(built.proposer, GraphedProposer)
@@ -298,15 +300,15 @@ def test_the_context_writers_mode_switches_without_moving_a_weight(draft_folder:
     built = graphed_engine(draft_folder=draft_folder, stacked_context_kv="off")
     assert built.draft is not None
     addresses = [p.data_ptr() for p in built.draft.network.parameters()]
-    asked = prompts(3, vocab=VOCAB)
-    expected = [generate_alone(tiny_target(), p, NEW_TOKENS) for p in asked]
+    prompt_ids = prompts(3, vocab=VOCAB)
+    expected = [generate_alone(tiny_target(), p, NEW_TOKENS) for p in prompt_ids]
     for mode in ("on", "off", "auto"):
         assert built.engine.set_context_kv(mode).mode == mode  # type: ignore[arg-type]
-        assert texts_of(built, greedy_requests(asked, NEW_TOKENS)) == expected
+        assert texts_of(built, greedy_requests(prompt_ids, NEW_TOKENS)) == expected
     assert [p.data_ptr() for p in built.draft.network.parameters()] == addresses
 
 
-def test_attention_without_fixed_shapes_leaves_everything_eager_and_says_why(
+def test_attention_without_fixed_shapes_leaves_all_passes_eager_and_the_reason_is_reported(
     draft_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = replace(
@@ -321,11 +323,11 @@ def test_attention_without_fixed_shapes_leaves_everything_eager_and_says_why(
     assert f"no graphs: {reason}" in caplog.text
     assert built.engine.info.details["graphs"] == {"tiers": [], "reason": reason}
     assert isinstance(built.runner, TargetModel)
-    asked = prompts(2, vocab=VOCAB)
-    found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
-    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in asked]
+    prompt_ids = prompts(2, vocab=VOCAB)
+    found = texts_of(built, greedy_requests(prompt_ids, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in prompt_ids]
 
 
-def test_the_tiers_are_told(draft_folder: Path) -> None:
+def test_the_capture_sizes_are_reported(draft_folder: Path) -> None:
     built = graphed_engine(draft_folder=draft_folder)
     assert built.engine.info.details["graphs"] == {"tiers": [1, 2, 4, 6], "reason": None}

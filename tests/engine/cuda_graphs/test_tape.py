@@ -1,4 +1,4 @@
-"""A tape does again what was done, as a CUDA graph does."""
+"""A tape replays operators as a CUDA graph does."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from engine.cuda_graphs.capture import Recording
 from engine.cuda_graphs.tape import TapeCapturer
 
 
-def test_a_replay_computes_on_what_the_inputs_hold_now() -> None:
+def test_a_replay_computes_on_the_inputs_current_values() -> None:
     x = torch.ones(3)
     recording = TapeCapturer().capture(lambda: (x * 2).cumsum(0) + x[1:].sum())
     assert recording.outputs.tolist() == [4.0, 6.0, 8.0]
@@ -33,7 +33,7 @@ def test_a_replay_writes_where_the_recording_wrote() -> None:
     assert recording.outputs.tolist() == [7.0, 7.0]
 
 
-def test_what_python_decided_stays_decided() -> None:
+def test_decisions_in_python_are_fixed_by_the_capture() -> None:
     factor = [2.0]
     x = torch.ones(2)
     recording = TapeCapturer().capture(lambda: x * factor[0])
@@ -50,7 +50,7 @@ def test_reading_a_value_on_the_host_is_an_error() -> None:
         TapeCapturer().capture(lambda: x[x > 0])
 
 
-def test_a_replay_spoils_what_was_recorded_later_and_nothing_else() -> None:
+def test_a_replay_overwrites_the_outputs_of_later_recordings_only() -> None:
     """Graphs share their memory: an output may lie where an earlier one has its intermediates."""
     x, capturer = torch.ones(2), TapeCapturer()
     first, second, third = (capturer.capture(lambda n=n: (x + n, [x.long() + n])) for n in range(3))
@@ -64,20 +64,20 @@ def test_a_replay_spoils_what_was_recorded_later_and_nothing_else() -> None:
     assert third.outputs[0].tolist() == [3.0, 3.0]
 
 
-def test_a_recording_keeps_what_its_function_holds() -> None:
-    """Here and on CUDA, where a graph has addresses and nothing else."""
+def test_a_recording_keeps_the_functions_tensors_alive() -> None:
+    """As on CUDA, where a graph has only addresses."""
 
-    def record_over_rows_of_its_own() -> Recording[Tensor]:
+    def capture_over_local_rows() -> Recording[Tensor]:
         rows = torch.tensor([2, 0])
         return TapeCapturer().capture(lambda: x[rows] * 2)
 
     x = torch.tensor([1.0, 2.0, 3.0])
-    recording = record_over_rows_of_its_own()
+    recording = capture_over_local_rows()
     recording.replay()
     assert recording.outputs.tolist() == [6.0, 2.0]
 
 
-def test_what_a_function_finds_for_the_last_time_is_missed_in_a_replay() -> None:
+def test_a_replay_fails_if_a_tensor_from_outside_is_gone() -> None:
     found = [torch.ones(2)]
     recording = TapeCapturer().capture(lambda: found[0] * 2)
     recording.replay()

@@ -1,4 +1,4 @@
-"""What earlier rounds say of the next ones."""
+"""Acceptance rates from earlier rounds."""
 
 import pytest
 from hypothesis import given
@@ -7,19 +7,19 @@ from hypothesis import strategies as st
 from engine.draft_length.acceptance_rates import PRIOR_CHANCE, AcceptanceRates
 
 
-def test_before_anything_is_known_the_prior_holds() -> None:
+def test_without_rounds_the_survival_is_the_priors() -> None:
     survival = AcceptanceRates(num_positions=3).survival()
     assert survival == pytest.approx([PRIOR_CHANCE, PRIOR_CHANCE**2, PRIOR_CHANCE**3])
 
 
-def test_many_rounds_say_how_far_blocks_stand() -> None:
+def test_many_rounds_determine_the_survival() -> None:
     history = AcceptanceRates(num_positions=3)
     for i in range(2000):
         history.record(3, (0, 1, 1, 3)[i % 4])
     assert history.survival() == pytest.approx([3 / 4, 1 / 4, 1 / 4], abs=0.03)
 
 
-def test_rounds_of_fewer_drafts_tell_of_the_positions_that_they_had() -> None:
+def test_rounds_of_fewer_drafts_count_for_the_positions_that_they_had() -> None:
     history = AcceptanceRates(num_positions=3)
     for _ in range(2000):
         history.record(1, 1)
@@ -38,7 +38,7 @@ def test_the_latest_rounds_count_most() -> None:
     assert history.survival()[0] > 0.7
 
 
-def test_without_news_a_bad_run_is_forgotten() -> None:
+def test_without_rounds_the_survival_returns_to_the_prior() -> None:
     history = AcceptanceRates(num_positions=1)
     for _ in range(3000):
         history.record(1, 0)

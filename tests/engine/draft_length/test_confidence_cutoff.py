@@ -1,4 +1,4 @@
-"""Confidences choose how much is verified, and never what is said."""
+"""Confidences choose how many tokens are verified, and never change the output."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -54,18 +54,18 @@ def lengths(
     return [scheduled.num_drafts for scheduled in cut.scheduled_seqs]
 
 
-def test_tokens_are_verified_while_the_block_is_likely_to_stand() -> None:
+def test_tokens_are_verified_while_the_block_is_likely_to_be_accepted() -> None:
     even = [0.0, 0.0, 0.0]  # survival 1/2, 1/4, 1/8
     assert lengths([even, [9.0, 9.0, 9.0]], threshold=0.25) == [2, 3]
     assert lengths([even, [9.0, -9.0, 9.0]], threshold=0.3) == [1, 1]
 
 
-def test_the_first_token_is_always_verified_and_what_is_no_number_decides_nothing() -> None:
+def test_the_first_token_is_always_verified_and_nan_cuts_nothing() -> None:
     nan = float("nan")
     assert lengths([[-9.0, 9.0, 9.0], [nan, nan, -9.0]], threshold=0.5) == [1, 2]
 
 
-def test_confidences_are_read_as_the_calibration_says() -> None:
+def test_confidences_are_calibrated() -> None:
     sure = [2.0, 2.0, 2.0]
     assert lengths([sure], threshold=0.6) == [3]
     assert lengths([sure], threshold=0.6, temperature=4.0) == [1]
@@ -84,7 +84,7 @@ def test_a_step_that_drafts_nothing_stays_as_it_is() -> None:
     st.lists(st.floats(-6, 6), min_size=BLOCK, max_size=BLOCK),
     st.floats(0.01, 1),
 )
-def test_whether_a_token_is_verified_is_not_up_to_those_behind_it(
+def test_whether_a_token_is_verified_does_not_depend_on_later_ones(
     one: list[float], other: list[float], threshold: float
 ) -> None:
     for k in range(1, BLOCK + 1):
@@ -95,23 +95,23 @@ def test_whether_a_token_is_verified_is_not_up_to_those_behind_it(
 
 @pytest.mark.parametrize("threshold", [0.05, 0.3, 1.0])
 def test_greedy_text_is_the_targets_under_any_threshold(tmp_path: Path, threshold: float) -> None:
-    asked = prompts(4, vocab=VOCAB)
+    prompt_ids = prompts(4, vocab=VOCAB)
     target = tiny_target()
-    expected = [generate_alone(target, p, NEW_TOKENS) for p in asked]
+    expected = [generate_alone(target, p, NEW_TOKENS) for p in prompt_ids]
     built = tiny_engine(
         target=target, draft_folder=write_tiny_draft(tmp_path), confidence_threshold=threshold
     )
     params = EngineSamplingParams(max_new_tokens=NEW_TOKENS)
-    found = run_all(built, [Request(str(i), tuple(p), params) for i, p in enumerate(asked)])
+    found = run_all(built, [Request(str(i), tuple(p), params) for i, p in enumerate(prompt_ids)])
     assert [found[str(i)][0] for i in range(4)] == expected
 
 
-def test_a_seeded_request_says_the_same_alone_and_in_a_batch(tmp_path: Path) -> None:
+def test_a_seeded_request_has_the_same_output_alone_and_in_a_batch(tmp_path: Path) -> None:
     folder = write_tiny_draft(tmp_path)
-    asked = prompts(5, vocab=VOCAB)
+    prompt_ids = prompts(5, vocab=VOCAB)
     requests = [
         Request(str(i), tuple(p), EngineSamplingParams(NEW_TOKENS, temperature=0.9, seed=i))
-        for i, p in enumerate(asked)
+        for i, p in enumerate(prompt_ids)
     ]
     together = run_all(tiny_engine(draft_folder=folder, confidence_threshold=0.4), requests)
     alone = tiny_engine(draft_folder=folder, confidence_threshold=0.4)
@@ -122,11 +122,11 @@ def test_a_seeded_request_says_the_same_alone_and_in_a_batch(tmp_path: Path) -> 
 def test_fewer_draft_tokens_are_verified(tmp_path: Path) -> None:
     folder = write_tiny_draft(tmp_path)
     params = EngineSamplingParams(max_new_tokens=NEW_TOKENS)
-    asked = [Request(str(i), tuple(p), params) for i, p in enumerate(prompts(4, vocab=VOCAB))]
+    requests = [Request(str(i), tuple(p), params) for i, p in enumerate(prompts(4, vocab=VOCAB))]
     verified = []
     for threshold in (None, 1.0):
         built = tiny_engine(draft_folder=folder, confidence_threshold=threshold)
-        run_all(built, asked)
+        run_all(built, requests)
         verified.append(built.engine.snapshot().num_draft_tokens)
     assert 0 < verified[1] < verified[0]
 

@@ -1,17 +1,17 @@
-"""What a step takes, read off measured points."""
+"""Predicted seconds of a step, from measured points."""
 
 import pytest
 
 from engine.draft_length.cost_model import Curve, StepCosts
 
 
-def test_a_curve_is_straight_between_points_and_goes_on_behind_the_last() -> None:
+def test_a_curve_is_linear_between_points_and_continues_after_the_last() -> None:
     curve = Curve.through({1: 2.0, 5: 4.0, 9: 12.0})
     sizes = (0, 1, 3, 5, 7, 9, 11)
     assert [curve.at(size) for size in sizes] == [2.0, 2.0, 3.0, 4.0, 8.0, 12.0, 16.0]
 
 
-def test_one_point_is_true_of_every_size() -> None:
+def test_a_curve_of_one_point_is_constant() -> None:
     assert Curve.through({4: 3.0}).at(400) == 3.0
 
 
@@ -19,7 +19,7 @@ def test_a_disturbed_point_costs_no_more_than_a_larger_size() -> None:
     assert Curve.through({1: 9.0, 2: 3.0, 4: 4.0}).at(1) == 3.0
 
 
-def test_context_is_paid_for_each_sequence_and_for_each_row() -> None:
+def test_context_costs_time_per_sequence_and_per_row() -> None:
     costs = StepCosts(
         passes=Curve.through({1: 1.0}),
         drafts=Curve.through({1: 0.5}),
@@ -33,7 +33,7 @@ def test_context_is_paid_for_each_sequence_and_for_each_row() -> None:
     assert costs.draft_seconds(num_sequences=0, context=100) == 0.0
 
 
-def test_what_is_replayed_costs_its_whole_tier() -> None:
+def test_a_replayed_pass_costs_its_whole_capture_size() -> None:
     costs = StepCosts(
         passes=Curve.through({3: 1.0, 6: 2.0, 12: 4.0}),
         drafts=Curve.through({1: 1.0, 2: 2.0, 4: 4.0}),
@@ -42,16 +42,16 @@ def test_what_is_replayed_costs_its_whole_tier() -> None:
     )
     assert costs.pass_seconds(num_sequences=1, num_rows=2, context=0) == 1.0
     assert costs.pass_seconds(num_sequences=3, num_rows=4, context=0) == 4.0
-    # Where nobody drafts, windows are one row wide.
+    # Without drafts, windows are one row wide.
     assert costs.pass_seconds(num_sequences=1, num_rows=1, context=0) == 1.0
     assert costs.pass_seconds(num_sequences=3, num_rows=3, context=0) == pytest.approx(4 / 3)
     assert costs.draft_seconds(num_sequences=3, context=0) == 4.0
-    # A chunk beside them, or more sequences than any tier holds: as many rows as there are.
+    # With a chunk, or more sequences than any capture size: as many rows as there are.
     assert costs.pass_seconds(num_sequences=1, num_rows=9, context=0) == 3.0
     assert costs.pass_seconds(num_sequences=5, num_rows=6, context=0) == 2.0
 
 
-def test_replayed_single_rows_cost_what_was_measured_of_them() -> None:
+def test_replayed_single_rows_cost_what_was_measured_for_them() -> None:
     """Many sequences with a row each read more context than few windows of as many rows."""
     costs = StepCosts(
         passes=Curve.through({3: 1.0, 6: 2.0, 12: 4.0}),
@@ -63,6 +63,6 @@ def test_replayed_single_rows_cost_what_was_measured_of_them() -> None:
     )
     assert costs.pass_seconds(num_sequences=3, num_rows=3, context=0) == 1.5
     assert costs.pass_seconds(num_sequences=3, num_rows=3, context=10) == pytest.approx(1.9)
-    # A draft makes all windows whole; a chunk, or too many sequences, and nothing is replayed.
+    # With a draft all windows are full; with a chunk or too many sequences nothing is replayed.
     assert costs.pass_seconds(num_sequences=3, num_rows=4, context=0) == 4.0
     assert costs.pass_seconds(num_sequences=5, num_rows=5, context=0) == pytest.approx(5 / 3)

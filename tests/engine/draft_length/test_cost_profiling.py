@@ -1,4 +1,4 @@
-"""Costs are measured on the engine itself, shortly, and leave it as it was."""
+"""Costs are measured on the engine in a short time, and do not change it."""
 
 import itertools
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def rig_of(built: Built, **changes: Any) -> CostRig:
 
 @contextmanager
 def watched() -> Iterator[dict[str, list[tuple[int, int]]]]:
-    """Of every pass its rows and longest context, of every draft its sequences and context."""
+    """Record rows and longest context of every pass, sequences and context of every draft."""
     seen: dict[str, list[tuple[int, int]]] = {"passes": [], "drafts": []}
     forward, propose = TargetModel.forward, DSparkProposer.propose
 
@@ -68,7 +68,7 @@ def watched() -> Iterator[dict[str, list[tuple[int, int]]]]:
         yield seen
 
 
-def test_passes_of_the_sizes_that_steps_have_are_timed_three_times(built: Built) -> None:
+def test_passes_of_all_sizes_of_steps_are_timed_three_times(built: Built) -> None:
     with watched() as seen:
         costs = measure_costs(rig_of(built), limit_s=60)
     assert costs.passes.sizes == (1, 2, 4, 5, 8, 10, 16, 20, 30)
@@ -79,15 +79,15 @@ def test_passes_of_the_sizes_that_steps_have_are_timed_three_times(built: Built)
     assert sorted(seen["drafts"]) == sorted(3 * [(1, WIDTH), (2, WIDTH), (4, WIDTH), (1, far)])
 
 
-def test_the_least_of_the_turns_counts(built: Built) -> None:
+def test_the_minimum_of_the_turns_counts(built: Built) -> None:
     """A clock by which every reading is later, and by more each time: the first turn is fastest."""
     gaps = itertools.accumulate(itertools.count(1), lambda a, b: a + b * 1e-6)
     costs = measure_costs(rig_of(built), limit_s=60, clock=lambda: next(gaps))
     assert costs.passes.seconds[0] == pytest.approx(3e-6, abs=2e-6)
 
 
-def test_a_while_in_which_others_compute_leaves_no_trace(built: Built) -> None:
-    """On a machine where all takes three times as long until four seconds are over."""
+def test_a_disturbance_of_one_turn_changes_no_cost(built: Built) -> None:
+    """On a machine that is three times as slow for the first four seconds."""
     now = [0.0]
 
     def work(seconds: float) -> None:
@@ -112,7 +112,7 @@ def test_a_slow_machine_measures_only_what_is_needed_and_once(built: Built) -> N
     assert costs.context_per_row == costs.context_per_sequence == costs.context_per_draft == 0
 
 
-def test_replayed_passes_are_measured_tier_by_tier(draft_folder: Path) -> None:
+def test_replayed_passes_are_measured_for_every_capture_size(draft_folder: Path) -> None:
     capture_sizes = (1, 2, 4, 6)
     graphed = graphed_engine(draft_folder=draft_folder, max_running_requests=RUNNING)
     replayed: list[tuple[int, int]] = []
@@ -143,21 +143,21 @@ def test_a_small_pool_is_enough(pool: dict[str, int], draft_folder: Path) -> Non
     assert min(costs.passes.seconds) > 0
 
 
-def test_an_engine_that_measured_itself_says_what_it_would_have_said(draft_folder: Path) -> None:
-    asked = prompts(6, vocab=VOCAB)
-    expected = [generate_alone(tiny_target(), p, 20) for p in asked]
+def test_an_engine_with_measured_costs_generates_the_targets_tokens(draft_folder: Path) -> None:
+    prompt_ids = prompts(6, vocab=VOCAB)
+    expected = [generate_alone(tiny_target(), p, 20) for p in prompt_ids]
     built = tiny_engine(draft_folder=draft_folder, draft_budget="auto", num_pages=24)
     details: Any = built.engine.info.details["draft"]
     assert details["budget"]["mode"] == "auto"
     assert set(details["budget"]["most_sequences_by_chance"]) == {"0.6", "1"}
-    found = run_all(built, greedy_requests(asked, 20))
+    found = run_all(built, greedy_requests(prompt_ids, 20))
     assert [found[str(i)][0] for i in range(6)] == expected
 
 
 @pytest.mark.parametrize(
-    ("mode", "max_len"), [("always", 160), ("auto", 16)], ids=["always", "hardly any room"]
+    ("mode", "max_len"), [("always", 160), ("auto", 16)], ids=["always", "little room"]
 )
-def test_nothing_is_measured_where_nothing_is_to_be_chosen(
+def test_nothing_is_measured_where_there_is_no_choice(
     mode: str, max_len: int, draft_folder: Path
 ) -> None:
     settings: dict[str, Any] = {"draft_budget": mode, "native_kernels": "off"}

@@ -1,4 +1,4 @@
-"""As many drafts as pay: the choice by load, on numbers."""
+"""The draft budget allots as many drafts as pay at a load."""
 
 import itertools
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def every_allotment(load: StepLoad) -> list[tuple[int, ...]]:
 
 @settings(deadline=None)
 @given(loads, survivals, costs())
-def test_the_choice_is_the_best_of_all_there_are(
+def test_the_choice_has_the_best_rate_of_all_allotments(
     load: StepLoad, survival: list[float], prices: StepCosts
 ) -> None:
     def rate(numbers: tuple[int, ...]) -> float:
@@ -72,7 +72,7 @@ def test_the_choice_is_the_best_of_all_there_are(
 
 @settings(deadline=None)
 @given(loads, survivals, costs(), st.integers(1, 40))
-def test_beside_a_chunk_drafts_earn_what_time_is_worth_without_one(
+def test_with_a_chunk_drafts_earn_as_much_as_their_time_without_one(
     load: StepLoad, survival: list[float], prices: StepCosts, chunk_rows: int
 ) -> None:
     tokens, seconds = worth(load, best_allotment(load, survival, prices), survival, prices)
@@ -86,8 +86,8 @@ def test_beside_a_chunk_drafts_earn_what_time_is_worth_without_one(
         ) + prices.draft_seconds(num_sequences=drafting, context=load.context)
         return worth(load, numbers, survival, prices)[0] - earned * seconds
 
-    beside = StepLoad(load.caps, load.fixed, chunk_rows, load.context)
-    best = surplus(best_allotment(beside, survival, prices))
+    with_chunk = StepLoad(load.caps, load.fixed, chunk_rows, load.context)
+    best = surplus(best_allotment(with_chunk, survival, prices))
     assert best == pytest.approx(max(map(surplus, every_allotment(load))))
 
 
@@ -108,7 +108,7 @@ def test_dearer_rows_never_buy_more_drafts(
     assert total(dearer * per_row) <= total(per_row)
 
 
-def test_one_stream_drafts_and_a_crowd_does_not() -> None:
+def test_one_sequence_drafts_and_many_do_not() -> None:
     by_load = {
         count: sum(best_allotment(StepLoad((FULL,) * count), powers(0.5), COSTS))
         for count in (1, 2, 4, 8, 16)
@@ -118,31 +118,31 @@ def test_one_stream_drafts_and_a_crowd_does_not() -> None:
     assert by_load[8] == by_load[16] == 0
 
 
-def test_in_a_crowd_everybody_drafts_where_rows_cost_next_to_nothing() -> None:
+def test_many_sequences_all_draft_where_rows_are_cheap() -> None:
     cheap = StepCosts(passes=Curve((1, 9), (1.0, 1.001)), drafts=Curve((1,), (0.01,)))
     assert best_allotment(StepLoad((FULL,) * 61), powers(0.9), cheap) == (FULL,) * 61
 
 
-def test_where_rows_get_dear_some_draft_and_the_others_do_not() -> None:
+def test_where_rows_become_dear_some_sequences_draft_and_others_do_not() -> None:
     cliff = StepCosts(
         passes=Curve((1, 8, 9, 40), (0.010, 0.011, 0.018, 0.019)),
         drafts=Curve((1, 4), (0.001, 0.002)),
     )
     # Eight rows for four sequences: four drafts, the likeliest ones.
     assert best_allotment(StepLoad((3,) * 4), powers(0.6, 3), cliff) == (1, 1, 1, 1)
-    # Behind the cliff all are cheap again, and with such chances it is worth the fall.
+    # After the jump rows are cheap again, and with such chances it pays.
     assert best_allotment(StepLoad((3,) * 4), powers(1.0, 3), cliff) == (3, 3, 3, 3)
-    # Six sequences, with two rows to spare: the two that have the longest way to go.
+    # Six sequences and two spare rows: the two with the largest caps.
     caps = (1, 3, 1, 3, 1, 1)
     assert best_allotment(StepLoad(caps), powers(0.6, 3), cliff) == (0, 1, 0, 1, 0, 0)
 
 
-def test_sequences_whose_number_is_their_own_are_load_as_well() -> None:
+def test_sequences_with_a_fixed_number_count_as_load() -> None:
     assert sum(best_allotment(StepLoad((FULL,)), powers(0.6), COSTS)) == FULL
     assert best_allotment(StepLoad((FULL,), fixed=(0,) * 15), powers(0.6), COSTS) == (0,)
 
 
-def test_no_drafts_are_given_up_for_a_small_lead() -> None:
+def test_drafts_are_not_suspended_for_a_small_gain() -> None:
     even = StepCosts(passes=Curve((1, 2), (1.0, 1.51)), drafts=Curve((1,), (0.0,)))
     load = StepLoad((1,))
     assert best_allotment(load, [0.5], even) == (0,)
@@ -150,25 +150,25 @@ def test_no_drafts_are_given_up_for_a_small_lead() -> None:
 
 
 def run(
-    budget: DraftBudgetByLoad, load: StepLoad, steps: int, *, stood: Callable[[int], int]
+    budget: DraftBudgetByLoad, load: StepLoad, steps: int, *, accepted: Callable[[int], int]
 ) -> list[int]:
-    """Drafts of every step; stood says how many of a round's do."""
+    """Return the drafts of every step; accepted(n) is the number accepted of n."""
     totals = []
     for _ in range(steps):
         numbers = budget.allot(load)
         totals.append(sum(numbers))
         for number in numbers:
             if number:
-                budget.record(number, stood(number))
+                budget.record(number, accepted(number))
     return totals
 
 
-def test_drafts_that_do_not_stand_are_given_up_but_for_rare_probes() -> None:
+def test_rejected_drafts_are_suspended_except_for_rare_probes() -> None:
     budget = DraftBudgetByLoad(costs=COSTS, num_draft_tokens=FULL)
     load = StepLoad((FULL,))
-    run(budget, load, 300, stood=lambda n: 0)
+    run(budget, load, 300, accepted=lambda n: 0)
     assert budget.is_suspended
-    totals = run(budget, load, 3000, stood=lambda n: 0)
+    totals = run(budget, load, 3000, accepted=lambda n: 0)
     assert set(totals) == {0, FULL}
     tokens, plain = worth(load, (0,), [0.0] * FULL, COSTS)
     _, probe = worth(load, (FULL,), [0.0] * FULL, COSTS)
@@ -178,16 +178,16 @@ def test_drafts_that_do_not_stand_are_given_up_but_for_rare_probes() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_drafts_come_back_when_prompts_are_good_again(count: int) -> None:
+def test_drafts_resume_when_they_are_accepted_again(count: int) -> None:
     budget = DraftBudgetByLoad(costs=COSTS, num_draft_tokens=FULL)
     load = StepLoad((FULL,) * count)
-    run(budget, load, 1000, stood=lambda n: 0)
+    run(budget, load, 1000, accepted=lambda n: 0)
     assert budget.is_suspended
-    totals = run(budget, load, 3000, stood=lambda n: n)
+    totals = run(budget, load, 3000, accepted=lambda n: n)
     assert totals[-1] == FULL * count
 
 
-def test_a_crowd_probes_one_sequence_after_another() -> None:
+def test_probes_take_one_sequence_after_another() -> None:
     budget = DraftBudgetByLoad(costs=COSTS, num_draft_tokens=FULL)
     load = StepLoad((FULL, 2) + (FULL,) * 14)
     probed = []
@@ -206,8 +206,8 @@ def test_a_crowd_probes_one_sequence_after_another() -> None:
 def test_when_the_load_falls_the_next_step_drafts() -> None:
     budget = DraftBudgetByLoad(costs=COSTS, num_draft_tokens=FULL)
     half = itertools.cycle([0, 2])
-    run(budget, StepLoad((FULL,)), 200, stood=lambda n: min(n, next(half)))
-    run(budget, StepLoad((FULL,) * 16), 500, stood=lambda n: min(n, next(half)))
+    run(budget, StepLoad((FULL,)), 200, accepted=lambda n: min(n, next(half)))
+    run(budget, StepLoad((FULL,) * 16), 500, accepted=lambda n: min(n, next(half)))
     assert budget.is_suspended
     assert sum(budget.allot(StepLoad((FULL,)))) > 0
 
@@ -215,15 +215,17 @@ def test_when_the_load_falls_the_next_step_drafts() -> None:
 def test_the_same_history_makes_the_same_choices() -> None:
     def choices() -> list[int]:
         budget = DraftBudgetByLoad(costs=COSTS, num_draft_tokens=FULL)
-        found = run(budget, StepLoad((FULL,) * 3), 200, stood=lambda n: n // 2)
-        return found + run(budget, StepLoad((FULL,) * 9, context=300), 200, stood=lambda n: n // 2)
+        found = run(budget, StepLoad((FULL,) * 3), 200, accepted=lambda n: n // 2)
+        return found + run(
+            budget, StepLoad((FULL,) * 9, context=300), 200, accepted=lambda n: n // 2
+        )
 
     assert choices() == choices()
 
 
-def test_chances_that_hardly_pay_do_not_flap() -> None:
-    """One stream whose drafts gain some percent: it drafts in nearly every step."""
+def test_chances_that_hardly_pay_do_not_oscillate() -> None:
+    """A sequence whose drafts gain a few percent drafts in nearly every step."""
     budget = DraftBudgetByLoad(costs=COSTS, num_draft_tokens=FULL)
     pattern = itertools.cycle([0, 1, 0, 2, 0, 0, 1, 0, 0, 3, 0, 0, 1])
-    totals = run(budget, StepLoad((FULL,)), 4000, stood=lambda n: min(n, next(pattern)))
+    totals = run(budget, StepLoad((FULL,)), 4000, accepted=lambda n: min(n, next(pattern)))
     assert totals.count(0) < 0.05 * len(totals)

@@ -1,4 +1,4 @@
-"""What the scheduler asks the draft budget, and what it makes of the answer. Integers only."""
+"""The scheduler's calls of the draft budget, and its use of the result. Integers only."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from tests.support.engine.scheduling import Harness, request
 
 @dataclass
 class Scripted:
-    """A draft budget that does as it is told, and remembers what it was asked."""
+    """A scripted draft budget that records its calls."""
 
     decide: Callable[[StepLoad], Sequence[int]] = lambda load: (0,) * len(load.caps)
     is_suspended: bool = False
@@ -29,7 +29,7 @@ class Scripted:
 
 
 def drafts_of(harness: Harness, request_id: str) -> list[int]:
-    """Of every round of a request."""
+    """The draft tokens of every round of a request."""
     return [
         scheduled.num_drafts
         for plan in harness.plans
@@ -49,7 +49,7 @@ def test_rounds_verify_what_the_budget_allots() -> None:
     assert drafts_of(harness, "b") == [0, 0]
 
 
-def test_a_seed_above_temperature_0_keeps_its_whole_number() -> None:
+def test_a_seeded_request_above_temperature_0_keeps_its_full_number() -> None:
     budget = Scripted()
     harness = Harness(draft_budget=budget, chunk=64, accept=lambda scheduled: 0)
     harness.scheduler.add(request("seeded", max_new_tokens=6, temperature=0.7, seed=5))
@@ -70,14 +70,14 @@ def test_a_seed_above_temperature_0_keeps_its_whole_number() -> None:
 
 
 @pytest.mark.parametrize("params", [{"top_k": 1, "temperature": 1.0}, {"temperature": 1e-6}])
-def test_a_seed_that_decides_nothing_leaves_drafts_to_the_load(params: dict[str, float]) -> None:
+def test_the_seed_of_a_greedy_request_leaves_drafts_to_the_load(params: dict[str, float]) -> None:
     harness = Harness(draft_budget=Scripted(), chunk=64)
     harness.scheduler.add(request("greedy", max_new_tokens=6, seed=5, **params))
     harness.run()
     assert drafts_of(harness, "greedy") == [0] * 5
 
 
-def test_the_budget_is_not_asked_where_nothing_is_open() -> None:
+def test_the_budget_is_not_called_where_all_numbers_are_fixed() -> None:
     budget = Scripted()
     harness = Harness(draft_budget=budget, chunk=64)
     harness.scheduler.add(request("a", temperature=1.0, seed=1))
@@ -85,7 +85,7 @@ def test_the_budget_is_not_asked_where_nothing_is_open() -> None:
     assert budget.loads == []
 
 
-def test_the_budget_knows_the_chunk_beside_the_rounds_and_their_context() -> None:
+def test_the_budget_gets_the_chunk_and_the_context_of_the_rounds() -> None:
     budget = Scripted()
     harness = Harness(draft_budget=budget, chunk=6)
     harness.scheduler.add(request("old", prompt_len=5, max_new_tokens=20))
@@ -93,12 +93,12 @@ def test_the_budget_knows_the_chunk_beside_the_rounds_and_their_context() -> Non
     harness.scheduler.add(request("new", prompt_len=10, max_new_tokens=20))
     for _ in range(3):
         harness.step()
-    # A prompt that is only just taken up is not load yet.
+    # The first chunk of a prompt is not counted yet.
     assert [load.chunk_rows for load in budget.loads] == [0, 4, 0]
     assert [load.context for load in budget.loads] == [5, 6, (7 + 10) // 2]
 
 
-def test_the_budget_learns_of_every_round_but_those_that_a_stop_cuts() -> None:
+def test_every_round_is_reported_to_the_budget_unless_a_stop_cuts_it() -> None:
     budget = Scripted(lambda load: load.caps)
     harness = Harness(
         draft_budget=budget, chunk=64, accept=lambda scheduled: scheduled.num_drafts // 2
@@ -159,17 +159,17 @@ def test_any_budget_leaves_every_text_and_every_page_as_they_are(
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])
-def test_a_seeded_request_is_drafted_alike_in_any_company(number: int) -> None:
+def test_a_seeded_request_has_the_same_drafts_in_any_batch(number: int) -> None:
     alone = Harness(
         chunk=64, accept=lambda scheduled: scheduled.start % 3 if scheduled.num_drafts > 2 else 0
     )
-    asked = request("seeded", max_new_tokens=25, temperature=1.0, seed=3)
-    alone.scheduler.add(asked)
+    seeded = request("seeded", max_new_tokens=25, temperature=1.0, seed=3)
+    alone.scheduler.add(seeded)
     alone.run()
     budget = Scripted(lambda load: tuple(min(number, cap) for cap in load.caps))
-    company = Harness(draft_budget=budget, chunk=64, num_pages=24, accept=alone.accept)
+    batch = Harness(draft_budget=budget, chunk=64, num_pages=24, accept=alone.accept)
     for i in range(2):
-        company.scheduler.add(request(f"r{i}", max_new_tokens=30))
-    company.scheduler.add(asked)
-    company.run()
-    assert drafts_of(company, "seeded") == drafts_of(alone, "seeded")
+        batch.scheduler.add(request(f"r{i}", max_new_tokens=30))
+    batch.scheduler.add(seeded)
+    batch.run()
+    assert drafts_of(batch, "seeded") == drafts_of(alone, "seeded")

@@ -1,4 +1,4 @@
-"""Unmodified Hugging Face decoders say the same through the paged pool as by themselves."""
+"""Unmodified Hugging Face decoders compute the same logits through the paged pool."""
 
 import pytest
 import torch
@@ -86,7 +86,7 @@ def test_packed_chunked_and_paged_logits_equal_dense_ones(name: str, data: st.Da
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_rejected_rows_leave_no_trace(name: str) -> None:
+def test_rejected_rows_do_not_change_later_logits(name: str) -> None:
     target = tiny_target(name)
     ids = torch.randint(0, VOCAB, (24,))
     with torch.inference_mode():
@@ -101,7 +101,7 @@ def test_rejected_rows_leave_no_trace(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_taps_are_the_layers_they_claim_to_the_bit(name: str) -> None:
+def test_taps_equal_the_hidden_states_of_their_layers_to_the_bit(name: str) -> None:
     model = tiny_model(name)
     target = describe_target(model, max_len=64, dtype=torch.float32)
     ids = torch.randint(0, VOCAB, (1, 7))
@@ -126,7 +126,7 @@ def test_two_models_in_one_process_do_not_share_their_attention() -> None:
 
 
 class _WrongAttention(ReferenceAttention):
-    """A backend with an off-by-one: it forgets the newest key."""
+    """A backend with an off-by-one error: it ignores the newest key."""
 
     def plan(self, *, query_lens, kv_lens, page_tables, causal):  # type: ignore[no-untyped-def]
         return super().plan(
@@ -176,7 +176,7 @@ def test_a_length_beyond_the_model_is_refused_with_both_numbers() -> None:
     assert resolve_max_len(CONFIGS["llama"](), None) == 256
 
 
-def test_rope_that_follows_the_longest_neighbour_is_refused_beyond_its_original_length() -> None:
+def test_rope_that_depends_on_the_longest_sequence_is_refused_past_its_original_length() -> None:
     dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     short = {**dynamic, "original_max_position_embeddings": 128}
     plain = {"rope_type": "default", "rope_theta": 10000.0}

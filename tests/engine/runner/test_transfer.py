@@ -1,6 +1,6 @@
-"""What a step sends to its device goes without waiting, whatever its requests ask for.
+"""A step's uploads do not wait for the device, whatever options its requests have.
 
-On the meta device a copy from the host is seen for what it is, and a value cannot be read.
+On the meta device copies from the host can be observed, and values cannot be read.
 """
 
 from typing import Any
@@ -30,20 +30,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.1,
     },
     "biases": {"logit_bias": ((3, 1.5), (8, -2.0))},
-    "shortest length": {"min_new_tokens": 8, "stop_token_ids": frozenset({4})},
-    "log probabilities": {"num_logprobs": 2},
+    "min tokens": {"min_new_tokens": 8, "stop_token_ids": frozenset({4})},
+    "logprobs": {"num_logprobs": 2},
 }
 
 
 class _Copies(TorchDispatchMode):
-    """Whether each copy from the host to the device was to wait for it."""
+    """Records whether each copy from the host to the device is blocking."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[bool] = []
 
     def __enter__(self) -> "_Copies":
-        # Its copy is out of a mode's sight; it always waits.
+        # A dispatch mode does not see the copy of torch.tensor, which always blocks.
         self._patch = patch.object(torch, "tensor", self._tensor(torch.tensor))
         self._patch.start()
         super().__enter__()
@@ -84,7 +84,7 @@ def drafting_plan(**params: Any) -> StepPlan:
     return plan
 
 
-def test_a_copy_that_waits_is_seen() -> None:
+def test_a_blocking_copy_is_recorded() -> None:
     with _Copies() as copies:
         torch.zeros(3).to(META)
         torch.tensor([1.0, 2.0], device=META)
@@ -92,7 +92,7 @@ def test_a_copy_that_waits_is_seen() -> None:
 
 
 @pytest.mark.parametrize("params", OPTIONS.values(), ids=OPTIONS.keys())
-def test_nothing_that_a_step_prepares_waits_for_the_device(params: dict[str, Any]) -> None:
+def test_no_upload_of_a_step_waits_for_the_device(params: dict[str, Any]) -> None:
     plan = drafting_plan(**params)
     with _Copies() as copies:
         draws = plan_uniforms(plan, block_size=BLOCK, device=META)
@@ -105,7 +105,7 @@ def test_nothing_that_a_step_prepares_waits_for_the_device(params: dict[str, Any
     assert not any(copies.waits)
 
 
-def test_numbers_keep_their_kind_and_shape_on_the_way() -> None:
+def test_uploaded_numbers_keep_their_dtype_and_shape() -> None:
     sent = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert place(sent, torch.device("cpu")).tolist() == sent.tolist()
     assert place(sent, META).dtype == torch.float32

@@ -1,4 +1,4 @@
-"""Row masks through the whole engine: drafts keep to them, and their end is the answer's."""
+"""Token masks through the whole engine: drafts follow them, and their end ends the output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,23 +24,21 @@ PROMPT = (5, 9, 60, 61)
 
 @dataclass
 class Script:
-    """A mask that allows some tokens at each place, and ends behind the last place."""
+    """A mask that allows some tokens at each position, and ends after the last one."""
 
     places: Sequence[Sequence[int]]
-    said: list[int] = field(default_factory=list)
-    asked: list[tuple[int, ...]] = field(default_factory=list)
+    committed: list[int] = field(default_factory=list)
 
     def fill(self, draft_ids: Sequence[int], words: npt.NDArray[np.uint32]) -> None:
-        said = [*self.said, *draft_ids]
-        self.asked.append(tuple(draft_ids))
-        for place, token_id in enumerate(said):
-            assert token_id in self.places[place], (said, "asked behind what is ruled out")
-        for token_id in self.places[len(said)] if len(said) < len(self.places) else ():
+        prefix = [*self.committed, *draft_ids]
+        for place, token_id in enumerate(prefix):
+            assert token_id in self.places[place], (prefix, "filled after an excluded token")
+        for token_id in self.places[len(prefix)] if len(prefix) < len(self.places) else ():
             words[token_id // 32] |= np.uint32(1 << token_id % 32)
 
     def commit(self, token_id: int) -> bool:
-        self.said.append(token_id)
-        return len(self.said) == len(self.places)
+        self.committed.append(token_id)
+        return len(self.committed) == len(self.places)
 
 
 PLACES = [range(10, 30), range(40, 44), [77], range(10, 30), [80], [81], range(90, 120)]
@@ -63,7 +61,7 @@ def _request(name: str = "a", **params: object) -> Request:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_end_of_a_mask_is_the_answers_in_the_middle_of_a_block(
+def test_the_end_of_a_mask_in_the_middle_of_a_block_ends_the_output(
     built: Built, temperature: float
 ) -> None:
     answer = run_told(built, [_request(temperature=temperature, seed=3)])["a"]
@@ -74,7 +72,7 @@ def test_the_end_of_a_mask_is_the_answers_in_the_middle_of_a_block(
     assert answer.finish.speculation.num_accepted > 0
 
 
-def test_a_greedy_answer_is_plain_decodings_whatever_the_drafts_are(
+def test_a_greedy_output_is_that_of_plain_decoding_whatever_the_drafts_are(
     built: Built, plain: Built
 ) -> None:
     expected = run_told(plain, [_request()])["a"].ids
@@ -84,7 +82,7 @@ def test_a_greedy_answer_is_plain_decodings_whatever_the_drafts_are(
             assert run_told(built, [_request()])["a"].ids == expected
 
 
-def test_a_perfect_draft_does_not_carry_an_answer_over_the_end_of_its_mask(built: Built) -> None:
+def test_a_perfect_draft_does_not_continue_past_the_end_of_the_mask(built: Built) -> None:
     expected = run_told(built, [_request()])["a"].ids
     with oracle([[*PROMPT, *expected, 7, 7, 7, 7, 7]], good=5, vocab=VOCAB):
         answer = run_told(built, [_request()])["a"]
@@ -92,7 +90,7 @@ def test_a_perfect_draft_does_not_carry_an_answer_over_the_end_of_its_mask(built
 
 
 @pytest.mark.parametrize("min_new_tokens", [4, 5, 20])
-def test_a_shortest_length_gives_way_where_the_mask_leaves_nothing_but_a_stop(
+def test_min_tokens_allows_a_stop_where_the_mask_allows_nothing_else(
     built: Built, min_new_tokens: int
 ) -> None:
     stops = frozenset({*range(10, 20), 80})  # the first place has other tokens, the fifth has not
@@ -102,14 +100,14 @@ def test_a_shortest_length_gives_way_where_the_mask_leaves_nothing_but_a_stop(
     assert answer.finish.matched == 80
 
 
-def test_the_end_of_a_mask_comes_before_a_shortest_length(built: Built) -> None:
+def test_the_end_of_a_mask_takes_precedence_over_min_tokens(built: Built) -> None:
     answer = run_told(built, [_request(min_new_tokens=20)])["a"]
     assert len(answer.ids) == len(PLACES)
     assert answer.finish.reason is FinishReason.STOP
 
 
-def test_drafts_keep_to_the_mask(built: Built) -> None:
-    """A random draft is worth nothing, but where the mask leaves one token it is right."""
+def test_drafts_follow_the_mask(built: Built) -> None:
+    """A random draft is rejected, except where the mask allows a single token."""
     single = [[10 + i] for i in range(20)]
     requests = [
         Request("s", PROMPT, EngineSamplingParams(max_new_tokens=30), token_mask=Script(single)),
@@ -122,7 +120,7 @@ def test_drafts_keep_to_the_mask(built: Built) -> None:
     assert answers["p"].finish.speculation.mean_accept_length < 2
 
 
-def test_masks_of_a_batch_are_asked_each_along_its_own_chain() -> None:
+def test_each_mask_of_a_batch_is_filled_along_its_own_chain() -> None:
     device = torch.device("cpu")
     masks = [Script([[1, 2], [3], [4]]), None, Script([[5], [6, 7], [8]])]
     scheduled_seqs = [
@@ -151,18 +149,18 @@ def test_masks_of_a_batch_are_asked_each_along_its_own_chain() -> None:
         return [row.nonzero()[:, 0].tolist() for row in found.allowed()]
 
     everything = list(range(10))
-    for _ in range(2):  # slot 0 begins anew
+    for _ in range(2):  # slot 0 starts a new chain
         assert at(0, 9, 9) == [[1, 2], [5]]
         assert found.few(2) == [[1, 2], [5]]
         assert found.few(1) is None
         assert found.allows(torch.tensor([1, 5]))
         assert not found.allows(torch.tensor([1, 1]))
-        assert at(1, 2, 0) == [[3], everything]  # the second one says what it may not
+        assert at(1, 2, 0) == [[3], everything]  # the second one is excluded
         assert at(2, 3, 1) == [[4], everything]
     assert DraftTokenMasks.of(scheduled_seqs[1:2], vocab_size=10, device=device) is None
 
 
-def test_seeded_masked_answers_are_the_same_alone_together_and_preempted(
+def test_seeded_masked_outputs_are_the_same_alone_together_and_preempted(
     built: Built, tmp_path: Path
 ) -> None:
     def requests() -> list[Request]:

@@ -1,4 +1,4 @@
-"""What options do to rows of logits, against transformers' processors run on each row's prefix."""
+"""Options change rows of logits as transformers' processors do on each row's prefix."""
 
 from collections.abc import Sequence
 
@@ -64,11 +64,11 @@ def _processed(
 
 
 def _by_transformers(scheduled: ScheduledSequence, logits: Tensor, draft: list[int]) -> Tensor:
-    """Each row alone, with the draft before it as if it had been said."""
+    """Process each row alone, with the draft before it as if it were committed."""
     params, num_prompt = scheduled.seq.request.params, scheduled.seq.num_prompt
     rows = []
     for k in range(len(draft) + 1):
-        said = [*scheduled.seq.token_ids, *draft[:k]]
+        prefix = [*scheduled.seq.token_ids, *draft[:k]]
         processors = LogitsProcessorList()
         if params.logit_bias:
             bias = [[[token_id], value] for token_id, value in params.logit_bias]
@@ -86,7 +86,7 @@ def _by_transformers(scheduled: ScheduledSequence, logits: Tensor, draft: list[i
                     num_prompt, params.min_new_tokens, sorted(scheduled.seq.stop_ids)
                 )
             )
-        rows.append(processors(torch.tensor([said]), logits[k][None])[0])
+        rows.append(processors(torch.tensor([prefix]), logits[k][None])[0])
     return torch.stack(rows)
 
 
@@ -114,7 +114,7 @@ WINDOW = st.tuples(
 
 @settings(max_examples=150, deadline=None)
 @given(windows=st.lists(WINDOW, min_size=1, max_size=4), seed=st.integers(0, 1000))
-def test_every_row_is_processed_as_if_the_draft_before_it_had_been_said(
+def test_every_row_is_processed_as_if_the_draft_before_it_were_committed(
     windows: list[tuple[EngineSamplingParams, list[int], list[int], list[int]]], seed: int
 ) -> None:
     scheduled_seqs = [
@@ -134,7 +134,7 @@ def test_every_row_is_processed_as_if_the_draft_before_it_had_been_said(
     torch.testing.assert_close(found, torch.cat(expected), atol=1e-5, rtol=1e-5)
 
 
-def test_rows_of_requests_without_options_are_left_alone() -> None:
+def test_rows_of_requests_without_options_are_unchanged() -> None:
     plain = _schedule(EngineSamplingParams(), [1, 2], [3], 2)
     biased = _schedule(EngineSamplingParams(logit_bias=((5, 2.0),)), [1, 2], [3], 1)
     logits = torch.randn(5, VOCAB)
@@ -162,7 +162,7 @@ def test_half_precision_logits_are_processed_in_float32(dtype: torch.dtype) -> N
 
 
 class _Increasing:
-    """Allows ids above the last one said."""
+    """Allows ids above the last committed one."""
 
     def __init__(self, last: int) -> None:
         self.last = last
@@ -178,7 +178,7 @@ class _Increasing:
         return token_id == VOCAB - 1
 
 
-def test_a_row_mask_is_asked_ahead_along_the_draft() -> None:
+def test_a_token_mask_is_filled_ahead_along_the_draft() -> None:
     plain = _schedule(EngineSamplingParams(), [1], [], 1)
     masked = _schedule(EngineSamplingParams(), [1], [], 3, token_mask=_Increasing(2))
     logits = torch.randn(6, VOCAB)

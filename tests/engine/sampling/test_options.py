@@ -79,7 +79,7 @@ def speculative(draft_folder: Path) -> Built:
 
 @pytest.fixture(scope="module", params=["no draft", "good drafts", "any number of them"])
 def greedy(request: pytest.FixtureRequest, speculative: Built, draft_folder: Path) -> Answers:
-    """The answers to all pairs of options, asked at once."""
+    """The outputs of all pairs of options, in one batch."""
     requests = _requests(PAIRS)
     if request.param == "no draft":
         return run_told(tiny_engine(target=target(), max_queued_requests=1000), requests)
@@ -142,8 +142,8 @@ def _check_logprobs(found: Sequence[TokenLogprob], expected: Sequence[torch.Tens
             assert value == pytest.approx(float(row[token_id]), abs=1e-4)
 
 
-def _check_told(answer: Answered, asked: Asked, prompt: tuple[int, ...]) -> None:
-    """Logprobs of exactly the tokens that were said, if they were asked for."""
+def _check_requested_logprobs(answer: Answered, asked: Asked, prompt: tuple[int, ...]) -> None:
+    """Logprobs of exactly the output tokens, if they were requested."""
     num_top, start = asked.params.num_logprobs, asked.params.prompt_logprobs_from
     _, rows = reference(asked, prompt)
     if num_top is None:
@@ -169,7 +169,7 @@ def test_greedy_text_with_any_two_options_is_transformers_own_with_and_without_d
         assert answer.ids == expected
         assert answer.finish.num_output_tokens == len(expected)
         assert answer.finish.reason is FinishReason.STOP or len(expected) == NEW_TOKENS
-        _check_told(answer, asked, prompt)
+        _check_requested_logprobs(answer, asked, prompt)
 
 
 @EACH_PAIR

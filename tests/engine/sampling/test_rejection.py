@@ -39,7 +39,7 @@ def test_the_most_likely_token_is_the_one_that_argmax_finds(
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_greedy_keeps_the_longest_prefix_that_the_target_would_have_said(
+def test_greedy_accepts_the_longest_prefix_of_the_targets_argmax_tokens(
     data: st.DataObject,
 ) -> None:
     width = data.draw(st.integers(0, 5))
@@ -128,7 +128,7 @@ def test_a_biased_verifier_fails_the_same_test() -> None:
     assert _p_value(accepts_too_much, q, p, 2) < 0.001
 
 
-def test_a_draft_distribution_that_is_no_number_counts_as_no_draft() -> None:
+def test_a_draft_distribution_of_nan_counts_as_no_draft() -> None:
     def overflowing(*args: Tensor, **kwargs: Tensor) -> Verdict:
         ids, q, *rest = args
         broken = q.clone()
@@ -144,7 +144,7 @@ def test_a_draft_distribution_that_is_no_number_counts_as_no_draft() -> None:
     assert expected.shape == observed.shape
 
 
-def test_a_token_that_the_target_rules_out_is_never_said() -> None:
+def test_a_token_with_zero_target_probability_is_never_generated() -> None:
     p = torch.tensor([[[0.0, 0.5, 0.5], [0.0, 1.0, 0.0]]]).expand(2000, -1, -1)
     q = torch.tensor([[[1.0, 0.0, 0.0]]]).expand(2000, -1, -1)
     uniforms = torch.rand(2000, 2, 2, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Random numbers depend on what they decide and on nothing else."""
+"""Random numbers depend only on their key."""
 
 import numpy as np
 
@@ -22,8 +22,8 @@ def test_seed_choice_and_anchor_each_change_every_number() -> None:
     assert len(np.unique(numbers)) == numbers.size
 
 
-def test_a_round_has_its_numbers_in_any_company() -> None:
-    """They are those of a generator that was made for it, as they have always been."""
+def test_a_round_has_the_same_numbers_in_any_batch() -> None:
+    """They are those of a Philox generator with the round's key and counter."""
     keys = [RoundKey(seed, choice, 3 * choice) for seed in (5, 2**64 - 1, 5) for choice in (0, 1)]
     numbers = round_uniforms(keys, num_positions=3)
     for key, found in zip(keys, numbers, strict=True):

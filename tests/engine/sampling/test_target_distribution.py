@@ -1,4 +1,4 @@
-"""The processed distribution is transformers' own, filter by filter."""
+"""The processed distribution equals transformers', filter by filter."""
 
 import itertools
 
@@ -35,7 +35,7 @@ def _by_transformers(logits: torch.Tensor, params: EngineSamplingParams) -> torc
     ("temperature", "top_k", "top_p", "min_p"),
     [*itertools.product([0.3, 1.0, 1.7], [-1, 2, 20, 5000], [1.0, 0.9, 0.2], [0.0, 0.1])],
 )
-def test_filters_mean_what_they_mean_in_transformers(
+def test_filters_equal_those_of_transformers(
     temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     logits = 4 * torch.randn(3, VOCAB)
@@ -50,7 +50,7 @@ def test_filters_mean_what_they_mean_in_transformers(
 
 @pytest.mark.parametrize("spread", [0.01, 1.0, 4.0])  # nearly flat: all of the vocabulary counts
 @pytest.mark.parametrize("top_p", [0.05, 0.9, 0.999])
-def test_top_p_is_transformers_own_however_much_of_a_large_vocabulary_it_takes(
+def test_top_p_equals_transformers_however_much_of_a_large_vocabulary_it_keeps(
     top_p: float, spread: float
 ) -> None:
     logits = spread * torch.randn(2, 5000)
@@ -78,13 +78,13 @@ def test_top_p_keeps_the_fewest_likeliest_tokens_that_reach_it_and_of_equals_the
             expected.add(i)
         before += float(probs[i])
     params = EngineSamplingParams(temperature=1.0, top_p=top_p)
-    beside = EngineSamplingParams(temperature=1.0, top_p=0.3)
-    batch = SamplingBatch.of([params, beside], vocab_size=len(scores), device=torch.device("cpu"))
+    other = EngineSamplingParams(temperature=1.0, top_p=0.3)
+    batch = SamplingBatch.of([params, other], vocab_size=len(scores), device=torch.device("cpu"))
     found = target_probs(torch.tensor([scores, scores])[:, None].float(), batch)[0, 0]
     assert set(found.nonzero()[:, 0].tolist()) == expected
 
 
-def test_a_sequence_is_processed_by_its_own_parameters_whoever_is_beside_it() -> None:
+def test_a_sequence_is_processed_by_its_own_parameters_in_any_batch() -> None:
     logits = 3 * torch.randn(3, 2, VOCAB)
     params = [
         EngineSamplingParams(temperature=0.5, top_k=3),
