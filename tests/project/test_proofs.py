@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.weights, pytest.mark.slow]
 
 NUM_PROMPTS = 40
 NEW_TOKENS = 128
-PROMPTS_FILE = ROOT / "engine" / "benchmarks" / "prompts.jsonl"
+PROMPTS_FILE = ROOT / "dspark" / "bench" / "workloads" / "prompts.jsonl"
 
 
 @dataclass(frozen=True, slots=True)

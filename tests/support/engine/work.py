@@ -1,4 +1,4 @@
-"""Counts what steps do, instead of timing it."""
+"""Counts the work of engine steps."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
