@@ -2,7 +2,8 @@
 
 import dataclasses
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,18 +55,20 @@ def run_interleaved(
     """
     for arm in arms:
         report(f"warm-up: {arm.name}")
-        _run(arm, _warm_up(workload))
+        arm.run(_warm_up(workload))
     done: dict[str, list[Trial]] = {arm.name: [] for arm in arms}
     parts = _parts(workload) if len(arms) > 1 else [workload]
-    for trial in range(trials):
-        turns: dict[str, list[Trial]] = {arm.name: [] for arm in arms}
-        for turn, part in enumerate(parts):
-            for arm in alternated(arms, trial + turn):
-                if turn == 0:
-                    report(f"trial {trial + 1} of {trials}: {arm.name}")
-                turns[arm.name].append(_run(arm, part))
-        for arm in arms:
-            done[arm.name].append(Trial.joined(turns[arm.name]))
+    with _frozen_heap():
+        for trial in range(trials):
+            turns: dict[str, list[Trial]] = {arm.name: [] for arm in arms}
+            for turn, part in enumerate(parts):
+                for arm in alternated(arms, trial + turn):
+                    if turn == 0:
+                        report(f"trial {trial + 1} of {trials}: {arm.name}")
+                    gc.collect()  # only objects since the freeze
+                    turns[arm.name].append(arm.run(part))
+            for arm in arms:
+                done[arm.name].append(Trial.joined(turns[arm.name]))
     return done
 
 
@@ -76,9 +79,15 @@ def _parts(workload: Workload) -> list[Workload]:
     return [dataclasses.replace(workload, prompts=(prompt,)) for prompt in workload.prompts]
 
 
-def _run(arm: TrialRunner, workload: Workload) -> Trial:
-    gc.collect()  # now rather than during a decode step
-    return arm.run(workload)
+@contextmanager
+def _frozen_heap() -> Iterator[None]:
+    """Exclude the objects of models and libraries from garbage collection during decode steps."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _warm_up(workload: Workload) -> Workload:
