@@ -7,11 +7,23 @@ import subprocess
 import sys
 import time
 import weakref
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 _READ_BYTES = 65536  # at most, per read of a result
 _START_TIMEOUT_S = 30.0  # of a process, which does not count against the grammar
+# Only the package itself is looked up in its folder: files of the working directory cannot shadow
+# it, and its neighbours cannot shadow the standard library.
+_ROOT = Path(__file__).parents[2]
+_WORKER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import server
+del sys.path[0]
+from server.structured_output.sandbox_worker import main
+main()
+"""
 
 
 class SandboxError(Exception):
@@ -52,7 +64,7 @@ class _Sandbox:
 
     def __init__(self) -> None:
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "server.structured_output.sandbox_worker"],
+            [sys.executable, "-P", "-c", _WORKER, str(_ROOT)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
