@@ -24,7 +24,7 @@ def parsed(*words: str) -> argparse.Namespace:
     return command_parser(find_command(["bench", "serve"])).parse_strictly(list(words))
 
 
-def test_two_servers_are_asked_in_turns_and_held_against_each_other(
+def test_two_servers_are_measured_in_turns_and_compared(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     ours, theirs = engine("hello world"), engine("hello there")
@@ -87,7 +87,7 @@ def test_numbered_prompts_are_new_in_every_trial_and_the_same_for_every_server()
     assert len(set(asked[0])) == len(asked[0]) == 10
 
 
-def test_a_server_that_answers_nothing_is_exit_code_1_and_its_words_are_told(
+def test_a_server_without_answers_gives_exit_code_1_and_its_errors_are_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     refusing = answer(b'{"error":{"message":"no such model"}}', status=b"404 Not Found")
@@ -113,7 +113,7 @@ def test_a_server_without_usage_gets_no_token_rates(capsys: pytest.CaptureFixtur
     assert "output_throughput" not in found["servers"]["x"]
 
 
-def test_nobody_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_connection_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", "--base-url", "http://127.0.0.1:9"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -145,7 +145,7 @@ def test_nobody_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         ),
     ],
 )
-def test_what_cannot_be_asked_is_refused_in_one_line(
+def test_wrong_arguments_are_refused_in_one_line(
     words: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "serve", *words]) == 2

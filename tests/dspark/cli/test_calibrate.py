@@ -24,7 +24,7 @@ def calibrate(pair: TinyPair, folder: Path, *words: str) -> int:
     return main(["calibrate", *pair.flags, "--prompts", str(file), *words])
 
 
-def test_temperatures_are_fitted_and_written_beside_the_draft(
+def test_temperatures_are_fitted_and_written_to_the_drafts_folder(
     pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert calibrate(pair, tmp_path, *ENOUGH) == 0
@@ -76,7 +76,7 @@ def test_a_draft_without_a_confidence_head_is_refused(
     assert "enable_confidence_head: found false" in capsys.readouterr().err
 
 
-def test_without_matplotlib_the_rest_is_done_and_the_note_says_what_to_install(
+def test_without_matplotlib_only_the_plot_is_missing_and_a_note_names_the_package(
     pair: TinyPair,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -66,7 +66,7 @@ def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("name", [command.name for command in COMMANDS])
-def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*name.split(), "--help"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith(f"usage: dspark {name}")
@@ -135,7 +135,7 @@ def test_a_refusal_is_one_line_and_an_exit_code(
         (OSError("a library's own words"), "a library's own words"),
     ],
 )
-def test_what_the_system_refuses_is_told_without_its_number(
+def test_an_error_of_the_system_is_shown_without_its_number(
     error: OSError,
     line: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -256,7 +256,9 @@ def test_check_validates_and_loads_nothing(capsys: pytest.CaptureFixture[str]) -
     assert main(["serve", "--config", DEMO, "--check", "--port", "0"]) == 2
 
 
-def test_check_says_which_models_it_has_not_looked_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_lists_the_models_that_it_does_not_look_up(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["serve", "some/target", "--draft-model", "no/draft", "--check"]) == 0
     left = "model.path some/target, speculative.draft_model no/draft"
     assert capsys.readouterr().out == (
@@ -264,7 +266,7 @@ def test_check_says_which_models_it_has_not_looked_up(capsys: pytest.CaptureFixt
     )
 
 
-def test_print_config_tells_where_a_value_comes_from(
+def test_print_config_shows_the_origin_of_each_value(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DSPARK__KV__PAGE_SIZE", "4")
@@ -279,7 +281,7 @@ def test_print_config_tells_where_a_value_comes_from(
 # -- generate --------------------------------------------------------------------------------
 
 
-def test_generate_prints_the_answer_and_then_its_numbers(
+def test_generate_prints_the_text_and_then_its_statistics(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = FakeEngine("héllo wörld")
@@ -310,7 +312,7 @@ def test_generate_reads_stdin_and_leaves_a_raw_prompt_alone(
 # -- serve -----------------------------------------------------------------------------------
 
 
-def test_serve_says_where_it_is_and_how_to_ask_it(
+def test_serve_logs_a_request_that_works(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The line in the log works when pasted, and a signal ends the server with exit code 0."""
@@ -378,7 +380,7 @@ def settings_of(*argv: str) -> object:
         (str(ROOT), ROOT.name),
     ],
 )
-def test_a_model_is_served_under_its_own_name(path: str, name: str) -> None:
+def test_a_model_is_served_under_the_name_of_its_folder_or_hub_id(path: str, name: str) -> None:
     flags = ["speculative.algorithm", "none", "model.path", path]
     assert serve.served_name(settings_of(*flags)) == name  # type: ignore[arg-type]
     named = settings_of(*flags, "model.served_name", "mine")
@@ -401,7 +403,7 @@ def test_options_of_the_service_come_from_the_settings(monkeypatch: pytest.Monke
     assert options.default_sampling == {}
 
 
-def test_keys_can_lie_in_a_file_one_a_line(tmp_path: Path) -> None:
+def test_keys_are_read_from_a_file_one_per_line(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# the team's\n  hunter2\n\nhunter3\n")
     flags = ["model.path", "a/b", "speculative.algorithm", "none"]
@@ -413,7 +415,7 @@ def test_keys_can_lie_in_a_file_one_a_line(tmp_path: Path) -> None:
         starting.keys_of(with_file)  # type: ignore[arg-type]
 
 
-def test_several_keys_stand_in_one_flag() -> None:
+def test_one_flag_takes_several_keys() -> None:
     flags = ["model.path", "a/b", "speculative.algorithm", "none"]
     settings = settings_of(*flags, "server.api_key", "one, two")
     assert starting.keys_of(settings).callers == ("one", "two")  # type: ignore[arg-type]
@@ -445,7 +447,7 @@ def test_doctor_names_what_is_missing_and_what_to_do(
     assert "not loaded  demo:smollm2-135m-instruct is not on this machine" in out
 
 
-def test_doctor_tells_the_active_paths_and_why_in_sentences(
+def test_doctor_reports_the_active_code_paths_and_the_reasons(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pair = TinyPair.write(tmp_path)
@@ -470,7 +472,7 @@ def test_progress_without_a_terminal_is_a_line_per_piece_of_work(
     assert len(lines) == 4
 
 
-def test_a_reader_that_goes_away_is_no_error_of_ours() -> None:
+def test_a_closed_pipe_prints_no_error() -> None:
     script = f"{shlex.quote(sys.executable)} -m dspark serve --help | head -n 1"
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, check=True)
     assert done.stderr == b""

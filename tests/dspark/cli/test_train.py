@@ -17,7 +17,7 @@ from tests.support.server.tiny_pair import TinyPair
 from tests.support.training.command import WORDS, train, write_config
 
 
-def test_a_draft_is_made_that_can_be_served_and_says_what_it_is_worth(
+def test_a_trained_draft_can_be_served_and_its_accept_lengths_are_reported(
     pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     enough = {"training__epochs": 12, "training__validate_every": 16}
@@ -190,7 +190,7 @@ def test_a_smaller_vocabulary_is_learned_with_and_served(
         ({"model__path": "demo:other"}, "model.path: found demo:other; accepted: demo:smollm2"),
     ],
 )
-def test_what_cannot_be_asked_for_is_refused_in_one_line(
+def test_wrong_settings_are_refused_in_one_line(
     pair: TinyPair,
     tmp_path: Path,
     changes: dict[str, object],
@@ -250,7 +250,7 @@ def test_every_mistake_in_a_trainings_settings_has_a_line(
     ]
 
 
-def test_a_training_without_held_out_prompts_says_so_before_it_begins(
+def test_a_training_without_held_out_prompts_logs_that_before_it_starts(
     pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = write_config(tmp_path, pair, data__held_out=0.0, training__max_steps=2)
@@ -313,7 +313,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line(
     assert complaint in last
 
 
-def test_malformed_lines_are_skipped_and_named_when_asked_for(
+def test_malformed_lines_are_skipped_and_reported_with_that_setting(
     pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "broken.jsonl").write_text('{"prompt": "good"}\n{broken\n')

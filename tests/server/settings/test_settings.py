@@ -76,7 +76,7 @@ def test_the_last_of_two_equal_flags_wins() -> None:
 
 
 @pytest.mark.parametrize(("path", "flags"), FLAG_ALIASES.items())
-def test_a_flag_known_from_elsewhere_is_the_dotted_flag(path: str, flags: tuple[str, ...]) -> None:
+def test_a_flag_of_other_servers_means_the_dotted_flag(path: str, flags: tuple[str, ...]) -> None:
     for flag in flags:
         (assignment,) = settings_flags(parse([flag, "7"]))
         assert (assignment.path, assignment.value) == (path, "7")
@@ -177,7 +177,9 @@ def test_a_file_that_is_missing_beside_a_copied_config_is_named_with_its_folder(
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qw en", "a/b/c", "owner/", "models\\a", "-draft"])
-def test_what_can_be_no_hub_id_is_refused_without_asking_a_hub(tmp_path: Path, name: str) -> None:
+def test_an_impossible_hub_id_is_refused_without_a_request_to_a_hub(
+    tmp_path: Path, name: str
+) -> None:
     config = write(tmp_path, f"model:\n  path: '{name}'\n")
     message = refusal(PAIR[2:], config=config)
     assert message.startswith(

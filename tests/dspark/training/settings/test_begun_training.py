@@ -23,7 +23,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return config
 
 
-def test_each_setting_that_makes_it_another_training_is_named_before_anything_is_made_again(
+def test_each_setting_that_changes_a_training_is_refused_before_any_file_changes(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = config.parent / "out"
@@ -55,7 +55,7 @@ def test_each_setting_that_makes_it_another_training_is_named_before_anything_is
     assert "answers.temperatures: found" in capsys.readouterr().err
 
 
-def test_what_the_steps_do_not_depend_on_may_change(
+def test_settings_without_influence_on_the_steps_may_change(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moved = tmp_path / "moved.jsonl"
@@ -67,7 +67,7 @@ def test_what_the_steps_do_not_depend_on_may_change(
     assert "training continues after step 2" in capsys.readouterr().err
 
 
-def test_before_the_first_checkpoint_other_settings_are_taken_and_told(
+def test_before_the_first_checkpoint_other_settings_are_accepted_and_logged(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -81,7 +81,7 @@ def test_before_the_first_checkpoint_other_settings_are_taken_and_told(
     assert train(config, *anew[:2]) == 2
 
 
-def test_a_file_that_was_written_by_something_else_is_refused(
+def test_a_foreign_settings_file_is_refused(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "settings.json").write_text("[]")
@@ -89,7 +89,7 @@ def test_a_file_that_was_written_by_something_else_is_refused(
     assert f"{tmp_path}/settings.json: found no JSON object" in capsys.readouterr().err
 
 
-def test_every_setting_is_written_down_or_known_to_change_nothing(config: Path) -> None:
+def test_every_setting_is_stored_or_has_no_influence_on_the_steps(config: Path) -> None:
     begun = json.loads((config.parent / "out" / "settings.json").read_text())
     free = {"data.malformed_lines", "data.max_prompts", "answers.concurrency", "output"}
     free |= {"answers.draft_model", "training.compile", "training.export"}
