@@ -3,45 +3,146 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
 
 from engine.config import Device, DType
+from server.settings.base import FolderName, FolderOrHubId, Section
 
-Start = Literal["scratch", "target", "draft"]
-FeatureMode = Literal["auto", "cached", "online"]
-
-
-@dataclass(frozen=True, slots=True)
-class AnswersConfig:
-    """How the target answers the prompts."""
-
-    temperatures: tuple[float, ...] = (0.0, 0.8)  # one answer per prompt and temperature
-    top_p: float = 1.0
-    top_k: int = -1
-    max_new_tokens: int = 256
-    min_tokens: int = 14  # shorter answers are left out
-    concurrency: int = 16
-    draft_model: str | None = None
-    seed: int = 42
+Share = Annotated[float, Field(ge=0, lt=1)]
+Weight = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class OwnPromptsConfig:
-    """How the target generates prompts."""
+class OwnPromptsConfig(Section):
+    """Prompts that the target generates from the start of a user's turn in its chat template."""
 
-    count: int = 0
-    temperature: float = 1.0
-    top_p: float = 0.9
-    max_tokens: int = 128
-    seed: int = 42
+    count: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="Prompts that the target generates, in addition to data.prompts; their prompt "
+        "set is named own.",
+    )
+    temperature: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="Sampling temperature; higher is more varied."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.9, description="top_p of sampling; lower is less varied."
+    )
+    max_tokens: Count = Field(
+        128, description="Longest prompt in tokens; unfinished and repeated prompts are dropped."
+    )
+    seed: Annotated[int, Field(ge=0)] = Field(42, description="Seed of sampling.")
 
 
-@dataclass(frozen=True, slots=True)
-class FeaturesConfig:
-    """Where hidden states are stored."""
+class AnswersConfig(Section):
+    """The target's answers to the prompts."""
 
-    mode: FeatureMode = "auto"
-    disk_budget_gib: float = 8.0
+    temperatures: Annotated[tuple[Weight, ...], Field(min_length=1)] = Field(
+        (0.0, 0.8),
+        description="Temperatures: each prompt is answered once at each of them; 0 is greedy.",
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="top_p of sampled answers.")
+    top_k: Annotated[int, Field(ge=-1)] = Field(
+        -1, description="top_k of sampled answers; -1 is off."
+    )
+    max_new_tokens: Count = Field(256, description="Longest answer in tokens.")
+    min_tokens: Annotated[int, Field(ge=2)] = Field(
+        14, description="Shortest answer that is used for training, in tokens."
+    )
+    concurrency: Count = Field(16, description="Answers that are generated at a time.")
+    draft_model: FolderOrHubId | None = Field(
+        None, description="Draft that speeds the answers up; they stay the target's."
+    )
+    seed: Annotated[int, Field(ge=0)] = Field(42, description="Seed of sampled answers.")
+
+
+class FeaturesConfig(Section):
+    """The target's hidden states of prompts and answers."""
+
+    mode: Literal["auto", "cached", "online"] = Field(
+        "auto",
+        description="cached: all on disk, in bfloat16; refused if the budget is too small. "
+        "online: computed at each visit. auto: as many on disk as the budget allows, the others "
+        "computed at each visit.",
+    )
+    disk_budget_gib: Annotated[float, Field(gt=0)] = Field(
+        8.0, description="Most disk space for hidden states, in GiB."
+    )
+
+
+class LearningConfig(Section):
+    """The optimisation steps."""
+
+    start: Literal["target", "scratch", "draft"] = Field(
+        "target",
+        description="target: layers and final norm start as the target's where shapes agree; "
+        "scratch: random; draft: start_draft, with its shape (design.draft_vocab_size may reduce "
+        "its vocabulary).",
+    )
+    start_draft: FolderName | None = Field(None, description="Folder of a draft to start from.")
+    epochs: Count = Field(4, description="Passes over all sequences.")
+    max_steps: Count | None = Field(None, description="Most steps; null is all.")
+    sequences_per_step: Count = Field(32, description="Sequences in one optimiser step.")
+    sequences_per_micro_batch: Count = Field(
+        1, description="Sequences whose logits are in memory at once."
+    )
+    num_anchors: Count = Field(64, description="Most blocks of a sequence in each epoch.")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(
+        6e-4, description="Peak learning rate of AdamW."
+    )
+    warm_up: Share = Field(
+        0.04,
+        description="Fraction of all steps with a rising learning rate; a cosine to 0 follows.",
+    )
+    weight_decay: Weight = Field(0.0, description="Weight decay of AdamW.")
+    clip_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="Largest gradient norm.")
+    loss_decay: Annotated[float, Field(gt=0)] = Field(
+        4.0, description="The weight of draft position k, from 0, is exp(-k / loss_decay)."
+    )
+    cross_entropy_weight: Weight = Field(
+        0.1, description="Final weight of the loss for the target's token."
+    )
+    l1_weight: Weight = Field(
+        0.9, description="Final weight of the distance to the target's distribution."
+    )
+    confidence_weight: Weight = Field(
+        1.0, description="Weight of the confidence head's loss, at all steps."
+    )
+    first_cross_entropy_weight: Weight = Field(
+        1.0, description="cross_entropy_weight at the first step."
+    )
+    first_l1_weight: Weight = Field(0.1, description="l1_weight at the first step.")
+    weights_move_from: Share = Field(
+        0.1, description="Fraction of all steps after which these two weights start to change."
+    )
+    weights_move_until: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.4, description="Fraction of all steps after which they have their final values."
+    )
+    autocast: bool = Field(
+        False, description="Matrix products in bfloat16; parameters and losses stay in float32."
+    )
+    seed: Annotated[int, Field(ge=0)] = Field(42, description="Seed of weights, order and anchors.")
+    checkpoint_every: Count = Field(100, description="Steps between checkpoints.")
+    validate_every: Count = Field(100, description="Steps between validations.")
+    validation_sequences: Count = Field(128, description="Most held-out sequences in a validation.")
+    export: Literal["best", "last"] = Field(
+        "best", description="Exported step: the best by held-out accept length, or the last."
+    )
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="torch.compile for the steps' forward and backward pass; auto is on with CUDA "
+        "if a trial is faster. If it fails or gives other numbers, steps run without it.",
+    )
+
+    @model_validator(mode="after")
+    def _a_start_has_a_draft(self) -> "LearningConfig":
+        if (self.start == "draft") != (self.start_draft is not None):
+            raise ValueError(
+                "training.start and training.start_draft do not go together; accepted: start "
+                "draft with the folder of a draft, or neither"
+            )
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +163,6 @@ class DesignConfig:
     head_dim: int | None = None
     rope_theta: float | None = None
     mask_token_id: int | None = None  # None: the last id that no training text contains
-
-
-@dataclass(frozen=True, slots=True)
-class LearningConfig:
-    """Start, validation, checkpoints and export of a training."""
-
-    start: Start = "target"
-    start_draft: str | None = None
-    checkpoint_every: int = 100  # steps
-    validate_every: int = 100
-    validation_sequences: int = 128
-    export: Literal["best", "last"] = "best"
-    compile: Literal["auto", "on", "off"] = "auto"  # auto: on with CUDA where it helps
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from dspark.runtime.packaged import DEMO_DRAFT
-from dspark.training.config import (
-    AnswersConfig,
-    DesignConfig,
-    FeaturesConfig,
-    LearningConfig,
-    OwnPromptsConfig,
-    TrainingConfig,
-)
+from dspark.training.config import DesignConfig, TrainingConfig
 from dspark.training.settings.schema import TrainingSettings
 from server.settings.engine_config import count_or_none
 from server.settings.model_sources import DEMO_NAME
 
-_LEARNING = (
+_NO_RECIPE = {
     "start",
     "start_draft",
     "checkpoint_every",
@@ -24,7 +17,7 @@ _LEARNING = (
     "validation_sequences",
     "export",
     "compile",
-)
+}
 
 
 def to_training_config(settings: TrainingSettings, *, target: str) -> TrainingConfig:
@@ -34,10 +27,9 @@ def to_training_config(settings: TrainingSettings, *, target: str) -> TrainingCo
         name: None if value == "auto" else value
         for name, value in settings.design.model_dump().items()
     }
-    steps = settings.training.model_dump()
-    answers = settings.answers.model_dump()
-    if answers["draft_model"] == DEMO_NAME:
-        answers["draft_model"] = str(DEMO_DRAFT)
+    answers = settings.answers
+    if answers.draft_model == DEMO_NAME:
+        answers = answers.model_copy(update={"draft_model": str(DEMO_DRAFT)})
     return TrainingConfig(
         target=target,
         target_name=model.path,
@@ -48,11 +40,11 @@ def to_training_config(settings: TrainingSettings, *, target: str) -> TrainingCo
         num_threads=count_or_none(device.num_threads),
         trust_remote_code=model.trust_remote_code,
         max_tokens=data.max_tokens,
-        own_prompts=OwnPromptsConfig(**settings.own_prompts.model_dump()),
-        answers=AnswersConfig(**answers),
-        features=FeaturesConfig(**settings.features.model_dump()),
+        own_prompts=settings.own_prompts,
+        answers=answers,
+        features=settings.features,
         design=DesignConfig(**design),
-        learning=LearningConfig(**{name: steps[name] for name in _LEARNING}),
-        recipe={name: value for name, value in steps.items() if name not in _LEARNING},
+        learning=settings.training,
+        recipe=settings.training.model_dump(exclude=_NO_RECIPE),
         evaluation_prompts=settings.evaluation.prompts_per_set,
     )
