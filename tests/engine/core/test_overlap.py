@@ -154,18 +154,18 @@ class Everything:
 @pytest.mark.parametrize(
     ("params", "is_masked", "expected"),
     [
-        ({}, False, ["launch", "decide", "meanwhile", "wait"]),
-        ({"num_logprobs": 2}, False, ["launch", "decide", "meanwhile", "wait"]),
-        # Here the host waits for the drafts in order to decide.
-        ({}, True, ["launch", "meanwhile", "decide", "wait"]),
+        ({}, False, ["launch", "verify", "meanwhile", "wait"]),
+        ({"num_logprobs": 2}, False, ["launch", "verify", "meanwhile", "wait"]),
+        # Here the host waits for the drafts in order to verify.
+        ({}, True, ["launch", "meanwhile", "verify", "wait"]),
     ],
     ids=["plain", "log probabilities", "mask"],
 )
-def test_other_work_is_done_when_all_is_launched_and_the_host_would_wait(
+def test_other_work_runs_when_all_is_launched_and_the_host_would_wait(
     params: dict[str, Any], is_masked: bool, expected: list[str], tmp_path: Path
 ) -> None:
     log: list[str] = []
-    forward, decide, download = TargetModel.forward, verifier._decide, verifier.download
+    forward, verify, download = TargetModel.forward, verifier._verify, verifier.download
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -178,7 +178,7 @@ def test_other_work_is_done_when_all_is_launched_and_the_host_would_wait(
     with (
         torch.inference_mode(),
         patch.object(TargetModel, "forward", noted("launch", forward)),
-        patch.object(verifier, "_decide", noted("decide", decide)),
+        patch.object(verifier, "_verify", noted("verify", verify)),
         patch.object(verifier, "download", noted("wait", download)),
     ):
         mask = Everything() if is_masked else None
