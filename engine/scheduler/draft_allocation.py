@@ -1,4 +1,4 @@
-"""Defines what the scheduler passes to a draft budget, and the budget's protocol."""
+"""Defines the draft budget's protocol and the load that the scheduler passes to it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,17 +7,16 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a step computes besides the drafts that are to be decided on.
+    """Describes a step's load without the draft tokens that the budget allots.
 
-    caps    draft tokens that each sequence could verify, of those whose number is open, oldest
-            first
-    fixed   draft tokens of the other sequences that are in a round: theirs are no matter of load
+    caps    most draft tokens of each sequence whose number is open, oldest first
+    fixed   draft tokens of other sequences in a round, which do not depend on load
     """
 
     caps: tuple[int, ...]
     fixed: tuple[int, ...] = ()
     chunk_rows: int = 0  # prompt tokens
-    context: int = 0  # tokens before the anchor, the mean over all rounds
+    context: int = 0  # tokens before the anchor, mean over all rounds
 
     @property
     def num_sequences(self) -> int:
@@ -25,7 +24,7 @@ class StepLoad:
 
     @property
     def num_rows(self) -> int:
-        """Without the open drafts and the chunk."""
+        """Return the rows without open drafts and the prompt chunk."""
         return self.num_sequences + sum(self.fixed)
 
     @property
@@ -38,13 +37,13 @@ class DraftBudget(Protocol):
 
     @property
     def is_suspended(self) -> bool:
-        """Whether drafts did not pay at the latest load."""
+        """Return whether drafts were too expensive at the latest load."""
         ...
 
     def allot(self, load: StepLoad) -> Sequence[int]:
-        """A number for each of load.caps, 0 to that cap. Called once a step."""
+        """Return a number for each of load.caps, 0 to that cap. Called once per step."""
         ...
 
     def record(self, num_drafts: int, num_accepted: int) -> None:
-        """What became of a round; never of the one that is being decided."""
+        """Record the acceptance of a committed round."""
         ...

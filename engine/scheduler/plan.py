@@ -1,4 +1,4 @@
-"""What a step will compute, decided on integers before any tensor exists."""
+"""Describes what a step computes, in integers, before any tensor exists."""
 
 from dataclasses import dataclass
 
@@ -8,21 +8,21 @@ from engine.scheduler.sequence import SequenceState
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """One sequence's share of a step: which of its tokens go through the target.
+    """Selects the tokens of one sequence that a step computes.
 
         token_ids   0 ... start ........ stop-1 | drafts
-                          <- committed, no KV -> <- num_drafts guesses ->
+                          <- committed, no KV -> <---- num_drafts ---->
 
-    A prompt chunk and a decode round are the same thing. A share that reaches the end of
-    token_ids commits at least one token; only a share that is the anchor alone brings drafts.
+    Prompt chunks and decode rounds have the same form. A sequence scheduled to the end of
+    token_ids commits at least one token; only one whose sole token is the anchor drafts.
     """
 
     seq: SequenceState
     start: int  # first position to compute; keys and values before it are in the pool
     stop: int  # one past the last committed position to compute
-    num_drafts: int  # draft tokens verified behind the anchor
-    samples: bool  # whether the share reaches the end of what is committed, and decides a token
-    logprob_rows: range = range(0)  # positions that tell the logprob of the prompt token behind
+    num_drafts: int  # draft tokens verified after the anchor
+    samples: bool  # whether stop is the end of token_ids, so that a token is committed
+    logprob_rows: range = range(0)  # positions whose next prompt token needs a logprob
 
     @property
     def num_committed(self) -> int:
@@ -34,18 +34,18 @@ class ScheduledSequence:
 
     @property
     def kv_len(self) -> int:
-        """Keys and values to attend to, this step's own included."""
+        """Return the number of keys and values to attend to, this step's included."""
         return self.stop + self.num_drafts
 
     @property
     def num_logit_rows(self) -> int:
-        """Rows of the verify window; logprob_rows come on top."""
+        """Return the rows of the verify window, without logprob_rows."""
         return self.num_drafts + 1 if self.samples else 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The shares of one step, oldest request first."""
+    """Lists the scheduled sequences of one step, running ones first, each by arrival."""
 
     scheduled_seqs: tuple[ScheduledSequence, ...]
 
@@ -59,7 +59,7 @@ class StepPlan:
 
     @property
     def drawing(self) -> tuple[int, ...]:
-        """Which of `sampling` draw their tokens, by place; the others take the likeliest."""
+        """Return the indices in `sampling` of sequences that sample; the others are greedy."""
         greedy = (scheduled.seq.request.params.is_greedy for scheduled in self.sampling)
         return tuple(place for place, is_greedy in enumerate(greedy) if not is_greedy)
 
@@ -79,11 +79,11 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What the target decided for one share, and what it tells.
+    """Holds the new tokens and logprobs of one scheduled sequence.
 
-    new_ids holds the accepted draft tokens and then the bonus token, and nothing for a share that
-    does not sample; a stop may still cut it. logprobs has an entry for each of them if asked for;
-    prompt_logprobs one for each of the share's logprob_rows.
+    new_ids: the accepted draft tokens and the bonus token, before the stop cut; empty without
+    sampling. logprobs: an entry for each of them, if requested. prompt_logprobs: an entry for each
+    of logprob_rows.
     """
 
     scheduled: ScheduledSequence

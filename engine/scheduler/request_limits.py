@@ -1,4 +1,4 @@
-"""Whether a request can be served at all; asked before it costs anything."""
+"""Checks that a request can be served, before it is queued."""
 
 from dataclasses import dataclass
 
@@ -7,24 +7,24 @@ from engine.errors import RequestRejected
 
 
 def served_len(*, model_len: int, pool_tokens: int, num_slots: int) -> int:
-    """Tokens of one request, prompt and output, that this engine can serve.
+    """Return the most tokens of one request, prompt and output, that this engine serves.
 
-    A round needs num_slots scratch slots for the draft's block behind the last committed token,
-    and the whole pool must be able to hold one request, or it could never finish.
+    The pool must hold one whole request, with num_slots scratch slots for the draft block after
+    the last committed token.
     """
     return min(model_len, pool_tokens - num_slots)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What one request may ask of this engine."""
+    """Holds the limits of one request."""
 
     max_len: int  # tokens, prompt and output together; both the model's limit and the pool's
     vocab_size: int
 
 
 def check_request(request: Request, limits: RequestLimits) -> None:
-    """Raise RequestRejected, naming the field, for a request that could never be served."""
+    """Raise RequestRejected, which names the field, for a request that cannot be served."""
     params = request.params
     num_prompt = len(request.prompt_ids)
     if num_prompt == 0:
@@ -90,7 +90,7 @@ def _check_sampling(request: Request) -> None:
             p.prompt_logprobs_from,
             p.prompt_logprobs_from is None
             or (p.prompt_logprobs_from >= 0 and p.num_logprobs is not None),
-            "None, or 0 and more beside num_logprobs",
+            "None, or 0 and more together with num_logprobs",
         ),
     )
     for name, found, is_fine, accepted in rules:

@@ -1,7 +1,7 @@
-"""Which tokens go next: admission, page budget, preemption. Integers only, no tensors.
+"""Plans steps: admission, page reservation, preemption. Integers only, no tensors.
 
 The scheduler is the only writer of SequenceState. There is no prefill phase and no decode
-phase: a sequence has committed tokens without keys and values, and catches up.
+phase: each step computes committed tokens that have no keys and values yet.
 """
 
 import secrets
@@ -22,7 +22,7 @@ from kv_pool import OutOfPages, PageManager, PageTable
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a step made final for one share, after the stop cut."""
+    """Describes what a step committed for one scheduled sequence, after the stop cut."""
 
     scheduled: ScheduledSequence
     num_rows: int  # rows whose keys and values are valid now
@@ -32,18 +32,20 @@ class Committed:
 
 @dataclass(slots=True)
 class SchedulerCounters:
+    """Counts since the start."""
+
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_preemptions: int = 0
-    num_withheld_drafts: int = 0  # that rounds had room for, and the draft budget did not
+    num_withheld_drafts: int = 0  # that fitted into rounds and were withheld by the draft budget
 
 
 class Scheduler:
-    """Plans steps and writes down what they decided.
+    """Plans steps and commits their results.
 
-    num_draft_tokens is the most that a round verifies, and what every round does verify without
-    a draft budget; num_slots is the draft's own width, whose scratch slots a round reserves.
+    num_draft_tokens: the most that a round verifies, and the number without a draft budget.
+    num_slots: scratch slots that a round reserves for the draft block.
     """
 
     def __init__(
@@ -94,13 +96,13 @@ class Scheduler:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether drafts do not pay at the load of the latest rounds, and are withheld."""
+        """Return whether drafts are withheld at the load of the latest rounds."""
         return self._draft_budget is not None and self._draft_budget.is_suspended
 
     # -- requests in and out ------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises RequestRejected or EngineBusy; then nothing is kept."""
+        """Queue a request. Raises RequestRejected or EngineBusy, and changes nothing then."""
         check_request(request, self._limits)
         if any(s.request.request_id == request.request_id for s in self._all()):
             raise RequestRejected(
@@ -108,7 +110,7 @@ class Scheduler:
                 param="rid",
             )
         free = max(0, self._max_running - len(self._running))
-        if len(self._waiting) >= free + self._max_queued:  # those who wait for a step have a slot
+        if len(self._waiting) >= free + self._max_queued:  # some wait only for the next step
             raise EngineBusy(
                 f"the queue is full: {len(self._waiting)} requests wait and "
                 f"{len(self._running)} run; try again later"
@@ -128,27 +130,27 @@ class Scheduler:
         self._arrivals += 1
 
     def abort(self, request_id: str) -> Finish | None:
-        """End a request between two steps; its pages are free at once. None if unknown."""
+        """End a request between two steps and free its pages; None for an unknown id."""
         return self._end(request_id, FinishReason.ABORT)
 
     def fail(self, request_id: str, error: str) -> Finish:
-        """End a request with FinishReason.ERROR; its pages are free at once.
+        """End a request with FinishReason.ERROR and free its pages.
 
-        It must not be part of a plan that is committed later.
+        A plan that is committed later must not contain it.
         """
         finish = self._end(request_id, FinishReason.ERROR, error)
         assert finish is not None, f"request {request_id} has ended before"
         return finish
 
     def is_queued(self, request_id: str) -> bool:
-        """Whether a request waits and has never run (a preempted one has)."""
+        """Return whether a request waits and has never run (a preempted one has)."""
         return any(
             seq.request.request_id == request_id and seq.admitted_at is None
             for seq in self._waiting
         )
 
     def is_running(self, seq: SequenceState) -> bool:
-        """Whether a sequence was admitted and has neither ended nor been preempted."""
+        """Return whether a sequence was admitted and has neither ended nor been preempted."""
         return seq in self._running
 
     def request_ids(self) -> list[str]:
@@ -157,10 +159,10 @@ class Scheduler:
     # -- one step -----------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:
-        """Decide the next step's shares and make sure that their pages exist.
+        """Schedule the sequences of the next step and reserve their pages.
 
-        Older requests come first and take pages from younger ones when none are left, so the
-        oldest always moves.
+        Older requests come first and preempt younger ones when no pages are left, so the oldest
+        request progresses in every step.
         """
         scheduled_seqs: list[ScheduledSequence] = []
         budget = self._chunk
@@ -168,7 +170,7 @@ class Scheduler:
         preempted = False
         for seq in tuple(self._running):
             if seq not in self._running:
-                continue  # an older one took its pages in this very step
+                continue  # preempted by an older one in this step
             scheduled = self._schedule(seq, budget, drafts)
             if scheduled is None:
                 continue
@@ -186,9 +188,9 @@ class Scheduler:
         return StepPlan(tuple(scheduled_seqs))
 
     def drop_youngest(self, plan: StepPlan) -> StepPlan:
-        """Preempt the youngest of several sequences, since memory does not suffice for all.
+        """Preempt the youngest sequence of a plan that does not fit into memory.
 
-        Fewer sequences run from then on, until one of them ends.
+        No more sequences than now run from then on, until one of them ends.
         """
         youngest = max((s.seq for s in plan.scheduled_seqs), key=lambda seq: seq.arrival)
         self._preempt(youngest)
@@ -196,10 +198,10 @@ class Scheduler:
         return plan.without(youngest.request.request_id)
 
     def restart(self, plan: StepPlan) -> None:
-        """Give up the rows of a committed plan, because their context was not written.
+        """Restart the sequences of a committed plan whose context was not written.
 
-        Sequences that go on compute all their keys and values again; their tokens stay. At most
-        one sequence fewer than in the plan runs from then on, until one of them ends.
+        Their tokens stay; all keys and values are computed again. Fewer sequences than in the
+        plan run from then on, until one of them ends.
         """
         for scheduled in plan.scheduled_seqs:
             if scheduled.seq in self._running:
@@ -209,7 +211,7 @@ class Scheduler:
         self._fits_memory = max(1, len(plan.scheduled_seqs) - 1)
 
     def commit(self, plan: StepPlan, results: Sequence[RoundResult]) -> list[Committed]:
-        """Write down what the step decided; the stop cut happens here and nowhere else."""
+        """Commit the step's results; the stop cut happens here and nowhere else."""
         by_sequence = {id(result.scheduled): result for result in results}
         return [
             self._commit_sequence(scheduled, by_sequence.get(id(scheduled)))
@@ -217,7 +219,7 @@ class Scheduler:
         ]
 
     def release(self, plan: StepPlan) -> None:
-        """After the context write: full pages become shareable, finished sequences let go."""
+        """Publish full pages and free those of ended sequences, after the context write."""
         for scheduled in plan.scheduled_seqs:
             self._publish(scheduled.seq)
         for seq in self._finished:
@@ -227,7 +229,7 @@ class Scheduler:
     # -- planning -----------------------------------------------------------------------------
 
     def _allot_drafts(self) -> Mapping[int, int]:
-        """Draft tokens that rounds may verify at this load, by arrival; the others are free to."""
+        """Return the draft tokens that rounds may verify at this load, by arrival."""
         rounds = [seq for seq in self._running if seq.kv_len >= seq.catch_up_len]
         by_load = [seq for seq in rounds if not seq.is_reproducible]
         if self._draft_budget is None or not by_load:
@@ -268,14 +270,14 @@ class Scheduler:
         )
 
     def _most_drafts(self, seq: SequenceState) -> int:
-        """A round commits up to num_drafts + 1 tokens. Known by the sequence's own lengths."""
+        """Return the most draft tokens of a round, which commits one token more."""
         return min(self._num_draft_tokens, seq.num_remaining - 1)
 
     def _prefill_cost(self, scheduled: ScheduledSequence) -> int:
         return scheduled.num_committed if scheduled.start < scheduled.seq.catch_up_len else 0
 
     def _slots_needed(self, scheduled: ScheduledSequence) -> int:
-        """Length that the page table must cover: the rows, and the draft's scratch block."""
+        """Return the length that the page table must cover: rows and the draft's scratch."""
         if scheduled.num_drafts == 0:
             return scheduled.stop
         return scheduled.start + max(self._num_slots, scheduled.num_drafts + 1)
@@ -311,9 +313,9 @@ class Scheduler:
         return scheduled_seqs
 
     def _awaits_twin(self, seq: SequenceState, computing: Sequence[SequenceState]) -> bool:
-        """Whether one of those who compute a prompt will have pages that seq can share.
+        """Return whether a running prefill of the same prompt will publish pages for seq.
 
-        So several answers to one prompt compute it once. It lasts as long as a prefill does.
+        So several choices of one prompt compute it once.
         """
         if not self._pages.caches_prefixes or seq.num_output > 0:
             return False
@@ -325,7 +327,7 @@ class Scheduler:
         )
 
     def _try_admit(self, seq: SequenceState, budget: int) -> ScheduledSequence | None:
-        """Pages for all that is committed and one round, or nothing: no half admissions."""
+        """Admit a sequence if pages suffice for its committed tokens and one round."""
         if self._is_still_blocked(seq):
             return None
         try:
@@ -337,6 +339,7 @@ class Scheduler:
         except OutOfPages:
             self._blocked = seq, self._pages.num_published, self._pages.num_available
             return None
+        self._blocked = None  # idle pages of its prefix may be in use now
         seq.table.extend(hit)
         seq.kv_len = len(hit) * self._pages.page_size
         seq.num_published = len(hit)
@@ -348,11 +351,11 @@ class Scheduler:
         scheduled = self._schedule(seq, budget, self._drafts_at_admission(seq))
         assert scheduled is not None, (seq.kv_len, budget)
         reserved = self._reserve(scheduled)
-        assert reserved, "available pages were counted and then not to be had"
+        assert reserved, "available pages were counted, and allocation failed"
         return scheduled
 
     def _is_still_blocked(self, seq: SequenceState) -> bool:
-        """Whether no page was published or became available since seq last did not fit."""
+        """Return whether no page was published or freed since seq did not fit."""
         if self._blocked is None or self._blocked[0] is not seq:
             return False
         _, num_published, num_available = self._blocked
@@ -360,14 +363,15 @@ class Scheduler:
         return pages.num_published == num_published and pages.num_available <= num_available
 
     def _drafts_at_admission(self, seq: SequenceState) -> Mapping[int, int]:
-        """Draft tokens of a sequence that resumes with a round: none where load decides them.
+        """Return the draft tokens of a sequence that resumes with a round, by arrival.
 
-        The step's draft tokens have been allotted to the running sequences by then.
+        The draft budget has been allotted to the running sequences by then, so it gets none. A
+        reproducible sequence drafts as always: load must not change its tokens.
         """
         return {} if self._draft_budget is None or seq.is_reproducible else {seq.arrival: 0}
 
     def _preempt(self, seq: SequenceState) -> None:
-        """Take a sequence's pages; it computes them again when its turn comes."""
+        """Free a sequence's pages and queue it; it recomputes them when it is admitted again."""
         self._running.remove(seq)
         self._pages.release(seq.table.trim(0))
         seq.kv_len = 0
@@ -376,7 +380,7 @@ class Scheduler:
         self._waiting.sort(key=lambda s: s.arrival)
         self.counters.num_preemptions += 1
 
-    # -- writing down -------------------------------------------------------------------------
+    # -- committing ---------------------------------------------------------------------------
 
     def _commit_sequence(
         self, scheduled: ScheduledSequence, result: RoundResult | None
@@ -411,7 +415,7 @@ class Scheduler:
         return Committed(scheduled, seq.kv_len - scheduled.start, event)
 
     def _commit_fault(self, scheduled: ScheduledSequence, fault: RequestFault) -> Committed:
-        """End a sequence whose code raised; none of the step's rows and tokens are kept."""
+        """End a sequence whose code raised, without the step's rows and tokens."""
         seq = scheduled.seq
         self._retire(seq)
         finish = seq.finish(FinishReason.ERROR, None, self._clock(), error=str(fault))
@@ -419,7 +423,7 @@ class Scheduler:
         return Committed(scheduled, 0, event, fault)
 
     def _retire(self, seq: SequenceState) -> None:
-        """Take an ended sequence out of the running ones; release() frees its pages."""
+        """Remove an ended sequence from the running ones; release() frees its pages."""
         self._running.remove(seq)
         self._finished.append(seq)
         self._fits_memory = self._max_running
@@ -439,7 +443,7 @@ class Scheduler:
     def _append(
         self, seq: SequenceState, scheduled: ScheduledSequence, new_ids: tuple[int, ...]
     ) -> tuple[tuple[int, ...], Finish | None]:
-        """Commit ids up to the first stop; the round's statistics end there too."""
+        """Append ids up to the first stop, and record the round up to there."""
         stop = None
         kept = 0
         for token_id in new_ids:
@@ -453,7 +457,7 @@ class Scheduler:
             seq.first_token_at = now
         if scheduled.num_drafts > 0:
             seq.record_round(scheduled.num_drafts, kept - 1)
-            if self._draft_budget is not None and stop is None:  # a stop hides what else stood
+            if self._draft_budget is not None and stop is None:  # a stop hides later acceptances
                 self._draft_budget.record(scheduled.num_drafts, kept - 1)
         finish = seq.finish(stop[0], stop[1], now) if stop is not None else None
         return new_ids[:kept], finish
@@ -470,9 +474,11 @@ class Scheduler:
 
 
 def _logprob_rows(seq: SequenceState, start: int, stop: int) -> range:
-    """Rows of start..stop-1 whose next token is a prompt token with a log probability owed."""
-    owed = seq.owed_prompt_logprobs
-    if not owed:
+    """Return the rows of start..stop-1 whose next token needs a prompt logprob."""
+    missing = seq.missing_prompt_logprobs
+    if not missing:
         return range(0)
-    assert start < owed.start, f"position {owed.start} is owed, but computing begins at {start}"
-    return range(owed.start - 1, max(owed.start - 1, min(stop, owed.stop - 1)))
+    assert start < missing.start, (
+        f"position {missing.start} needs a logprob, but computing begins at {start}"
+    )
+    return range(missing.start - 1, max(missing.start - 1, min(stop, missing.stop - 1)))

@@ -1,4 +1,4 @@
-"""One request on its way through the engine."""
+"""Holds the state of one request in the engine."""
 
 from dataclasses import dataclass, field
 
@@ -9,15 +9,15 @@ from kv_pool import PageTable
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """A request inside the engine. Only the scheduler writes to it.
+    """Tracks one request's tokens, pages and statistics. Only the scheduler writes to it.
 
         token_ids   p p p p p p | c c c | a
                     prompt        committed, the last one is the anchor
         kv_len      <-- tokens whose keys and values are in the pool -->
 
     Between steps, once the prompt is through, kv_len == len(token_ids) - 1: the anchor is
-    committed, but has not been through the target yet. The same holds of the draft's context
-    keys and values, which live on the same pages.
+    committed, but has not been through the target yet. The same holds for the draft's context
+    keys and values, which are on the same pages.
     """
 
     request: Request
@@ -26,16 +26,16 @@ class SequenceState:
     arrived_at: float  # seconds, monotonic
     table: PageTable
     token_ids: list[int]
-    stop_ids: frozenset[int] = frozenset()  # tokens that end it, end-of-sequence ids included
+    stop_ids: frozenset[int] = frozenset()  # stop tokens, end-of-sequence ids included
     kv_len: int = 0
-    num_published: int = 0  # pages that the prefix cache knows
-    num_cached_tokens: int = 0  # prompt tokens that the prefix cache spared at admission
+    num_published: int = 0  # leading pages in the prefix cache
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at admission
     accept_counts: list[int] = field(default_factory=list)
     num_draft_tokens: int = 0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     admitted_at: float | None = None
     first_token_at: float | None = None
-    history: TokenCounts = field(init=False)  # counts token_ids for who asks; no state of its own
+    history: TokenCounts = field(init=False)  # counts token_ids for penalties
 
     def __post_init__(self) -> None:
         self.history = TokenCounts(num_prompt=self.num_prompt)
@@ -50,12 +50,12 @@ class SequenceState:
 
     @property
     def num_remaining(self) -> int:
-        """Output tokens that max_new_tokens still allows."""
+        """Return the output tokens that max_new_tokens still allows."""
         return self.request.params.max_new_tokens - self.num_output
 
     @property
     def is_reproducible(self) -> bool:
-        """Whether the caller's own seed decides the tokens: then load must not, in any way."""
+        """Return whether the caller's seed decides the tokens, so that load must not."""
         params = self.request.params
         return params.seed is not None and not params.is_greedy
 
@@ -65,7 +65,7 @@ class SequenceState:
 
     @property
     def catch_up_len(self) -> int:
-        """How far prefill goes: a fresh prompt to its end, a resumed sequence to its anchor.
+        """Return where prefill ends: a new prompt's end, a resumed sequence's anchor.
 
         A resumed sequence leaves the anchor to its next round, so that a preemption changes
         neither which positions are drafted nor which random numbers decide them.
@@ -73,23 +73,24 @@ class SequenceState:
         return self.num_prompt if self.num_output == 0 else len(self.token_ids) - 1
 
     @property
-    def owed_prompt_logprobs(self) -> range:
-        """Prompt positions whose log probabilities are asked for and not known yet."""
-        asked = self.request.params.prompt_logprobs_from
-        if asked is None:
+    def missing_prompt_logprobs(self) -> range:
+        """Return the prompt positions whose requested log probabilities are not computed yet."""
+        first = self.request.params.prompt_logprobs_from
+        if first is None:
             return range(0)
-        return range(max(1, asked) + len(self.prompt_logprobs), self.num_prompt)
+        return range(max(1, first) + len(self.prompt_logprobs), self.num_prompt)
 
     @property
     def max_cached_tokens(self) -> int:
-        """Leading tokens that need not be computed if the prefix cache has them.
+        """Return the leading tokens that may come from the prefix cache.
 
-        The anchor always is; so is a row that still has a prompt token's log probability to tell.
+        The anchor is always computed, and so is the row of each missing prompt logprob.
         """
-        owed = self.owed_prompt_logprobs
-        return min(len(self.token_ids), owed.start if owed else len(self.token_ids)) - 1
+        missing = self.missing_prompt_logprobs
+        return (missing.start if missing else len(self.token_ids)) - 1
 
     def record_round(self, num_drafts: int, num_accepted: int) -> None:
+        """Count one round's drafts and accepted drafts."""
         missing = num_drafts + 1 - len(self.accept_counts)
         self.accept_counts.extend([0] * missing)
         self.accept_counts[num_accepted] += 1

@@ -1,4 +1,4 @@
-"""Where a sequence ends: the one place that cuts."""
+"""Finds the stop that ends a sequence; no other code cuts its tokens."""
 
 from engine.api import EngineSamplingParams, FinishReason
 from engine.scheduler.sequence import SequenceState
@@ -7,15 +7,15 @@ Stop = tuple[FinishReason, int | str | None]
 
 
 def stop_ids(params: EngineSamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
-    """The tokens that end a request; min_new_tokens forbids exactly these."""
+    """Return the tokens that end a request; min_new_tokens masks exactly these."""
     return params.stop_token_ids if params.ignore_eos else params.stop_token_ids | eos_ids
 
 
 def stop_after(seq: SequenceState, token_id: int) -> Stop | None:
-    """The stop that `token_id`, just appended to the sequence, completes.
+    """Return the stop that `token_id`, just appended to the sequence, completes.
 
-    A stop wins over the length limit on the same token. Every committed token passes here
-    exactly once and in order, for the scanner's and the row mask's sake.
+    A stop wins over the length limit on the same token. Call it exactly once for every
+    committed token, in order: the stop scanner and the token mask keep state.
     """
     matched = _match(seq, token_id)
     is_exhausted = _exhausts_mask(seq, token_id)

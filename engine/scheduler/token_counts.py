@@ -1,4 +1,4 @@
-"""The distinct tokens of a text that only grows, and how often its output has each."""
+"""Counts the distinct tokens of a growing sequence and their occurrences in the output."""
 
 from collections.abc import Sequence
 
@@ -6,19 +6,16 @@ import numpy as np
 
 from engine.arrays import IntArray
 
-_ROOM = 64  # tokens, at first
+_ROOM = 64  # tokens, initially
 
 
 class TokenCounts:
-    """Follows one sequence. Committed tokens stay, so what was counted is never read again.
-
-    That matters for penalties, which want the whole history at every step.
-    """
+    """Counts one sequence's tokens incrementally, for penalties: each token is read once."""
 
     __slots__ = ("_counts", "_ids", "_length", "_num_prompt", "_places")
 
     def __init__(self, *, num_prompt: int) -> None:
-        """num_prompt: leading tokens that are no output."""
+        """num_prompt: leading tokens that do not count as output."""
         self._num_prompt = num_prompt
         self._length = 0
         self._places: dict[int, int] = {}  # of each distinct token, in order of appearance
@@ -26,10 +23,9 @@ class TokenCounts:
         self._counts = np.zeros(0, dtype=np.int64)
 
     def follow(self, token_ids: Sequence[int]) -> tuple[IntArray, IntArray]:
-        """The distinct tokens of the text as it is now, and their numbers in the output.
+        """Return the distinct tokens, and their numbers of occurrences in the output.
 
-        token_ids is the text of the last call, or a longer one. The arrays are true until the
-        next call.
+        token_ids must extend those of the last call. The arrays are valid until the next call.
         """
         assert len(token_ids) >= self._length, f"{len(token_ids)} tokens, {self._length} counted"
         for position in range(self._length, len(token_ids)):

@@ -1,4 +1,4 @@
-"""A history is counted as it grows, and says what counting all of it would say."""
+"""Incremental counts equal those of the whole text."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A scheduler without a model: an oracle plays drafter and target, on integers."""
+"""Runs a scheduler without models: an oracle replaces draft and target, on integers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ def request(
 
 @dataclass
 class Harness:
-    """Runs a scheduler step by step. `accept` says how many of a share's drafts stand."""
+    """Runs a scheduler step by step. `accept` returns the number of accepted drafts."""
 
     num_pages: int = 64
     page_size: int = 4
@@ -88,8 +88,8 @@ class Harness:
         return last
 
     def _decide(self, scheduled: ScheduledSequence) -> tuple[int, ...]:
-        """The target says 100 + position, whatever the draft; so text never depends on drafts."""
-        stands = self.accept(scheduled)
-        assert 0 <= stands <= scheduled.num_drafts
+        """Generate 100 + position for any draft, so that no output depends on drafts."""
+        accepted = self.accept(scheduled)
+        assert 0 <= accepted <= scheduled.num_drafts
         first = len(scheduled.seq.token_ids)
-        return tuple(100 + first + i for i in range(stands + 1))
+        return tuple(100 + first + i for i in range(accepted + 1))
