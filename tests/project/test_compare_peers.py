@@ -41,8 +41,8 @@ def test_the_whole_program_prints_tables_and_keeps_one_dated_result(
 ) -> None:
     results = tmp_path / "results"
     results.mkdir()
-    words = ["--servers", str(servers(tmp_path)), "--output", str(results), *SHORT]
-    assert main(words) == 0
+    arguments = ["--servers", str(servers(tmp_path)), "--output", str(results), *SHORT]
+    assert main(arguments) == 0
     captured = capsys.readouterr()
     *table, last = captured.out.splitlines()
     assert table[0].startswith("servers, one at a time on the machine: 8 output tokens a request")
@@ -66,28 +66,36 @@ def test_the_whole_program_prints_tables_and_keeps_one_dated_result(
 
 
 def test_some_servers_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--servers", str(servers(tmp_path)), "--only", "theirs", "--trials", "1", *SHORT[:2]]
-    assert main(words) == 0
+    arguments = [
+        "--servers",
+        str(servers(tmp_path)),
+        "--only",
+        "theirs",
+        "--trials",
+        "1",
+        *SHORT[:2],
+    ]
+    assert main(arguments) == 0
     assert list(json.loads(capsys.readouterr().out.splitlines()[-1])["contenders"]) == ["theirs"]
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("arguments", "line"),
     [
-        (["--only", "nobody"], "compare: --only: found nobody; accepted: speculation, plain,"),
+        (["--only", "nothing"], "compare: --only: found nothing; accepted: speculation, plain,"),
         (["--load", "1:999"], "compare: --load: found 999 prompts; accepted: at most "),
         (["--output", "/no/such/folder/x.json"], "compare: --output: found /no/such/folder/x.json"),
         (["--only", "llama.cpp"], "compare: llama.cpp.start: $PEERS is not set in the environment"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
-    words: list[str],
+def test_an_invalid_command_is_one_line(
+    arguments: list[str],
     line: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PEERS", raising=False)
-    assert main(words) == 1
+    assert main(arguments) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith(line)
@@ -101,9 +109,9 @@ def test_our_own_entries_are_commands_that_exist() -> None:
     }
     lines = [specs[name].start for name in ("speculation", "plain")]
     lines.append(str(specs["speculation"].engine))
-    for program, *words in map(shlex.split, lines):
+    for program, *arguments in map(shlex.split, lines):
         assert program == "$BIN/dspark"
-        command_parser(find_command(words)).parse_strictly(words[1:])
+        command_parser(find_command(arguments)).parse_strictly(arguments[1:])
     assert len({spec.url for spec in specs.values()}) == len(specs)
 
 

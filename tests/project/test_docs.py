@@ -1,4 +1,4 @@
-"""Documents that cannot drift: configs load, generated pages are fresh, commands in them work."""
+"""Configs load, generated pages are up to date, and the commands in documents work."""
 
 import json
 import re
@@ -43,13 +43,13 @@ def shell_lines() -> Iterator[tuple[Path, list[str]]]:
 
 
 def _commands(fence: str) -> list[str]:
-    """Split a fence at line ends that stand outside quotes."""
+    """Split a fence at line ends outside quotes."""
     commands, open_command = [], ""
     for line in fence.replace("\\\n", " ").splitlines():
         open_command += line + "\n"
         try:
             shlex.split(open_command, comments=True)
-        except ValueError:  # a quotation goes on in the next line
+        except ValueError:  # a quotation continues on the next line
             continue
         commands.append(open_command)
         open_command = ""
@@ -70,42 +70,24 @@ def test_every_config_loads(config: Path) -> None:
     assert to_engine_config(settings).draft
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda file: file.name)
-def test_every_config_says_what_it_needs_and_what_to_expect(config: Path) -> None:
-    header = config.read_text().partition("\n\n")[0]
-    assert "Hardware:" in header
-    assert "xpected accept length" in header
-    assert f"dspark serve --config configs/{config.name}" in header
-
-
 @pytest.mark.parametrize("config", TRAININGS, ids=lambda file: file.name)
-def test_every_training_config_loads_once_its_prompts_are_there(
-    config: Path, tmp_path: Path
-) -> None:
+def test_every_training_config_loads_with_a_prompt_file(config: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one"}\n')
     flag = read_flag("--data.prompts", "data.prompts", str(prompts), TRAINING)
     settings = load(TRAINING, config, flags=[flag]).settings
     assert to_training_config(settings, target="t").output.is_absolute()
-    header = config.read_text().partition("\n\n")[0]
-    assert "Hardware:" in header
-    assert f"dspark train --config configs/{config.name}" in header
-
-
-def test_there_are_configs() -> None:
-    assert {"demo.yaml", "qwen3-8b-dspark.yaml"} <= {config.name for config in CONFIGS}
-    assert {"train-smollm2.yaml"} <= {config.name for config in TRAININGS}
 
 
 # -- generated pages -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("file", documents(), ids=lambda file: file.name)
-def test_generated_pages_are_fresh(file: Path) -> None:
+def test_generated_pages_are_up_to_date(file: Path) -> None:
     assert file.read_text() == documents()[file], f"{file.name} is stale: run make docs"
 
 
-# -- what people copy ------------------------------------------------------------------------
+# -- commands to copy -----------------------------------------------------------------------
 
 
 def test_make_targets_in_documents_exist() -> None:
@@ -154,12 +136,8 @@ def test_the_newest_entry_of_the_changelog_is_this_version() -> None:
     assert entries[0] == version
 
 
-def test_the_first_thing_in_the_readme_is_the_command_that_runs_everything() -> None:
-    assert fences(README, "bash")[0] == "make serve\n"
-
-
 @pytest.mark.parametrize("file", MARKDOWN, ids=lambda file: str(file.relative_to(ROOT)))
-def test_relative_links_lead_somewhere(file: Path) -> None:
+def test_relative_links_resolve(file: Path) -> None:
     text = re.sub(r"```.*?```", "", file.read_text(), flags=re.DOTALL)
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
     relative = [t.partition("#")[0] for t in targets if not re.match(r"[a-z]+:|#", t)]
@@ -167,10 +145,6 @@ def test_relative_links_lead_somewhere(file: Path) -> None:
     assert broken == []
 
 
-def test_decisions_are_numbered_without_gaps_and_say_what_follows() -> None:
+def test_decisions_are_numbered_without_gaps() -> None:
     files = sorted((ROOT / "docs" / "decisions").glob("*.md"))
     assert [int(file.name[:4]) for file in files] == list(range(1, len(files) + 1))
-    for file in files:
-        text = file.read_text()
-        for part in ("**Situation.**", "**Decision.**", "**What follows.**"):
-            assert part in text, (file.name, part)

@@ -1,4 +1,4 @@
-"""A clean clone's first minutes: the demo config, served by `dspark serve`, asked over HTTP."""
+"""A clean clone's first minutes: the demo config, served by `dspark serve` over HTTP."""
 
 import json
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def answers(demo_target: Path) -> list[tuple[list[int], tuple[int, ...], str]]:
     return [(p, t, codec.decode(list(t))) for p, t in zip(prompts, texts, strict=True)]
 
 
-def test_generate_says_what_transformers_says(
+def test_generate_returns_the_text_of_transformers(
     url: str, answers: list[tuple[list[int], tuple[int, ...], str]]
 ) -> None:
     found = generate_all(
@@ -79,7 +79,7 @@ def test_the_openai_client_streams_the_same_chat(
         assert chunks[-1].usage.prompt_tokens == len(prompt)
 
 
-def test_the_server_tells_how_speculation_goes(
+def test_the_server_reports_acceptance(
     url: str, answers: list[tuple[list[int], tuple[int, ...], str]]
 ) -> None:
     prompts = [prompt for prompt, _, _ in answers]

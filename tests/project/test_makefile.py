@@ -1,4 +1,4 @@
-"""What `make setup` shows and does, with a pip that only pretends to install."""
+"""`make setup`, with a fake pip."""
 
 import os
 import shutil
@@ -35,7 +35,7 @@ def make_setup(folder: Path, *, status: int) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_setup_shows_what_it_is_at_and_no_more(tmp_path: Path) -> None:
+def test_setup_shows_progress_in_short_lines(tmp_path: Path) -> None:
     done = make_setup(tmp_path, status=0)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-3:] == [
@@ -47,7 +47,7 @@ def test_setup_shows_what_it_is_at_and_no_more(tmp_path: Path) -> None:
     assert (tmp_path / ".installed").exists()
 
 
-def test_a_setup_that_fails_says_so_and_is_done_again(tmp_path: Path) -> None:
+def test_a_failed_setup_reports_the_error_and_runs_again(tmp_path: Path) -> None:
     done = make_setup(tmp_path, status=7)
     assert done.returncode != 0
     assert "Error 7" in done.stderr

@@ -30,7 +30,7 @@ PROMPTS_FILE = ROOT / "dspark" / "bench" / "workloads" / "prompts.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What transformers says to each prompt."""
+    """Greedy texts of transformers for each prompt."""
 
     target: LoadedTarget
     prompts: list[list[int]]
@@ -51,8 +51,8 @@ def reference(demo_target: Path) -> Reference:
     codec = TextCodec.load(str(demo_target))
     lines = [json.loads(line) for line in PROMPTS_FILE.read_text().splitlines()]
     spread = lines[:: max(1, len(lines) // NUM_PROMPTS)]
-    asked = (spread + [line for line in lines if line not in spread])[:NUM_PROMPTS]
-    prompts = [codec.encode_chat([{"role": "user", "content": line["prompt"]}]) for line in asked]
+    chosen = (spread + [line for line in lines if line not in spread])[:NUM_PROMPTS]
+    prompts = [codec.encode_chat([{"role": "user", "content": line["prompt"]}]) for line in chosen]
     texts = [generate_reference(target, p, max_new_tokens=NEW_TOKENS) for p in prompts]
     return Reference(target, prompts, texts)
 

@@ -1,4 +1,4 @@
-"""Pictures of results: what they show is what the files say, and the README's is the newest."""
+"""Pictures show the values of the result files, and that of the README is the newest."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def _spread(median: float) -> dict[str, float]:
     return {"median": median, "min": median - 1, "max": median + 2}
 
 
-def test_every_server_has_a_bar_for_each_load_and_only_ours_are_ours() -> None:
+def test_every_server_has_a_bar_for_each_load() -> None:
     contenders = {
         "plain": {"about": "this server, native kernels"},
         "other": {"about": "Other 1.2 with everything, plain decoding"},
@@ -38,7 +38,7 @@ def test_every_server_has_a_bar_for_each_load_and_only_ours_are_ours() -> None:
     )
 
 
-def test_kinds_of_prompts_stand_in_the_order_of_what_drafts_bring() -> None:
+def test_categories_are_sorted_by_speedup() -> None:
     categories = {
         "chat": {"accept_length": 1.3, "speedup_decode_only": _spread(1.2)},
         "code": {"accept_length": 1.8, "speedup_decode_only": _spread(1.7)},
@@ -49,7 +49,7 @@ def test_kinds_of_prompts_stand_in_the_order_of_what_drafts_bring() -> None:
     assert panel.line_at == 1.0
 
 
-def test_a_picture_says_its_figures_and_its_source_and_is_the_same_each_time(
+def test_a_picture_has_its_values_and_source_and_is_reproducible(
     tmp_path: Path,
 ) -> None:
     panels = [
@@ -61,7 +61,7 @@ def test_a_picture_says_its_figures_and_its_source_and_is_the_same_each_time(
         draw(panels, file, caption="on 2 cores", source="one.json two.json")
     first, second = (file.read_text() for file in files)
     assert first == second
-    for said in (
+    for text in (
         "58",
         "29",
         "1.63",
@@ -72,7 +72,7 @@ def test_a_picture_says_its_figures_and_its_source_and_is_the_same_each_time(
         "on 2 cores",
         "one.json two.json",
     ):
-        assert f">{said}<" in first.replace(">  ", ">"), said
+        assert f">{text}<" in first.replace(">  ", ">"), text
 
 
 def test_the_newest_result_is_the_last_by_the_date_in_its_name(tmp_path: Path) -> None:
@@ -81,9 +81,7 @@ def test_the_newest_result_is_the_last_by_the_date_in_its_name(tmp_path: Path) -
     assert newest("peers", tmp_path).name == "bench-peers-20260102-000000.json"
 
 
-def test_without_results_it_says_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_results_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--results", str(tmp_path), "--output", str(tmp_path / "x.svg")]) == 1
     assert "no bench-peers-*.json" in capsys.readouterr().err
     assert not (tmp_path / "x.svg").exists()

@@ -69,7 +69,7 @@ def test_a_path_that_leaves_slots_out_is_seen(network: DSparkNetwork) -> None:
         measure(network)
 
 
-def test_a_draft_that_cannot_be_stacked_says_why(network: DSparkNetwork) -> None:
+def test_a_draft_that_cannot_be_stacked_reports_the_reason(network: DSparkNetwork) -> None:
     network.attentions[1].k_proj.register_forward_hook(lambda module, args, output: None)
     found = measure(network)
     assert found.path == "per_layer"

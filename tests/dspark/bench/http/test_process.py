@@ -37,8 +37,8 @@ def first_line_of(log: Path) -> Callable[[], bool]:
 @in_a_loop
 async def test_a_suspended_server_is_unhealthy_until_it_resumes(tmp_path: Path) -> None:
     port = free_port()
-    words = [sys.executable, "-m", "tests.support.bench.small_server", "a", str(port)]
-    server = await Process.start("a", [*words, str(tmp_path / "journal")], log=tmp_path / "log")
+    command = [sys.executable, "-m", "tests.support.bench.small_server", "a", str(port)]
+    server = await Process.start("a", [*command, str(tmp_path / "journal")], log=tmp_path / "log")
     try:
         async with client(port) as http:
             await wait_until_healthy(server, http, timeout_s=30)

@@ -59,8 +59,8 @@ def test_an_invalid_file_is_refused_in_one_line(
 
 def test_names_in_a_command_are_those_of_the_environment() -> None:
     line = "$BIN/serve '${HOME}/a b' --cost $$5"
-    words = command_of(line, {"BIN": "/some where", "HOME": "/h"}, where="ours.start")
-    assert words == ["/some where/serve", "/h/a b", "--cost", "$5"]
+    command = command_of(line, {"BIN": "/some where", "HOME": "/h"}, where="ours.start")
+    assert command == ["/some where/serve", "/h/a b", "--cost", "$5"]
 
 
 @pytest.mark.parametrize(

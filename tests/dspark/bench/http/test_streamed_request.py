@@ -96,8 +96,8 @@ def test_tokens_that_the_server_does_not_report_are_unknown() -> None:
 
 
 def test_an_event_ends_at_a_line_feed_only() -> None:
-    said = 'data: {"choices":[{"delta":{"content":"a\u2028b"}}]}\r\n\r\n'.encode()
-    with responding(answer(said + LAST + DONE)) as url:
+    event = 'data: {"choices":[{"delta":{"content":"a\u2028b"}}]}\r\n\r\n'.encode()
+    with responding(answer(event + LAST + DONE)) as url:
         done = send(url)
     assert (done.failure, done.text) == (None, "a\u2028b")
 
