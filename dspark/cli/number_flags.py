@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
+from server.settings.base import shown
+
 N = TypeVar("N", int, float)
 
 
@@ -31,7 +33,7 @@ def add_temperature_flag(
 
 
 def _read(
-    convert: Callable[[str], N], text: str, is_accepted: Callable[[N], bool], words: str
+    convert: Callable[[str], N], text: str, is_accepted: Callable[[N], bool], description: str
 ) -> N:
     try:
         value = convert(text)
@@ -40,4 +42,4 @@ def _read(
     else:
         if is_accepted(value):
             return value
-    raise argparse.ArgumentTypeError(f"found {text}; accepted: {words}")
+    raise argparse.ArgumentTypeError(f"found {shown(text)}; accepted: {description}")

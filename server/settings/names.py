@@ -117,15 +117,11 @@ class Setting:
     @cached_property
     def _items(self) -> list[tuple[Any, list[Any]]]:
         """The alternatives, with the items of a list in place of the list."""
-        return [
-            item
-            for kind, metadata in self._alternatives
-            for item in (
-                _alternatives(get_args(kind)[0])
-                if get_origin(kind) is tuple
-                else [(kind, metadata)]
-            )
-        ]
+        items: list[tuple[Any, list[Any]]] = []
+        for part in self._alternatives:
+            is_list = get_origin(part[0]) is tuple
+            items += _alternatives(get_args(part[0])[0]) if is_list else [part]
+        return items
 
 
 class Catalog(Generic[S]):

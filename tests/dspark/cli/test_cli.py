@@ -410,7 +410,7 @@ def test_keys_are_read_from_a_file_one_per_line(tmp_path: Path) -> None:
     with_file = settings_of(*flags, "server.admin_api_key_file", str(file))
     assert starting.keys_of(with_file).admins == ("hunter2", "hunter3")  # type: ignore[arg-type]
     assert starting.keys_of(settings_of(*flags)) == KeyRing()  # type: ignore[arg-type]
-    file.write_text("# nobody's\n")
+    file.write_text("# no key yet\n")
     with pytest.raises(SettingsError, match=r"^server\.admin_api_key_file: found .* empty"):
         starting.keys_of(with_file)  # type: ignore[arg-type]
 
@@ -453,10 +453,10 @@ def test_doctor_reports_the_active_code_paths_and_the_reasons(
     pair = TinyPair.write(tmp_path)
     assert main(["doctor", *pair.flags, "--stacked-context-kv", "off"]) == 0
     found = capsys.readouterr().out.partition("with these settings\n")[2].splitlines()
-    told = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in found)
-    assert told["context KV"] == "per_layer (mode off): switched off"
-    assert told["attention"] == "reference (triton's kernels are for CUDA)"
-    assert f"from {pair.target}" in told["target"]
+    rows = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in found)
+    assert rows["context KV"] == "per_layer (mode off): switched off"
+    assert rows["attention"] == "reference (triton's kernels are for CUDA)"
+    assert f"from {pair.target}" in rows["target"]
 
 
 def test_progress_without_a_terminal_is_a_line_per_piece_of_work(
