@@ -8,7 +8,7 @@ import torch
 
 from dspark.bench.report.statistics import Spread
 from dspark.bench.workloads.timing import marked_calls
-from dspark.bench.workloads.trial import Workload
+from dspark.bench.workloads.trial import EngineCounts, Workload
 from engine.api import EngineSnapshot
 from engine.build import Built
 
@@ -69,10 +69,7 @@ def record_decode_steps(
 def _parts(
     before: EngineSnapshot, after: EngineSnapshot, forward: float, seconds: float
 ) -> dict[str, float]:
-    stages = {
-        stage: value - before.stage_seconds.get(stage, 0.0)
-        for stage, value in after.stage_seconds.items()
-    }
+    stages = dict(EngineCounts.between(before, after).stage_seconds)
     verify = stages.pop("verify")
     spent = {**stages, "target forward": forward, "batch and verification": verify - forward}
     spent["rest"] = seconds - sum(spent.values())

@@ -35,6 +35,9 @@ class Workload:
         ]
 
 
+_COUNTERS = ("num_steps", "num_cached_tokens", "num_withheld_draft_tokens", "num_preemptions")
+
+
 @dataclass(frozen=True, slots=True)
 class EngineCounts:
     """Differences of an engine's counters over a trial."""
@@ -47,30 +50,20 @@ class EngineCounts:
 
     @classmethod
     def between(cls, before: EngineSnapshot, after: EngineSnapshot) -> Self:
-        return cls(
-            num_steps=after.num_steps - before.num_steps,
-            num_cached_tokens=after.num_cached_tokens - before.num_cached_tokens,
-            num_withheld_draft_tokens=after.num_withheld_draft_tokens
-            - before.num_withheld_draft_tokens,
-            num_preemptions=after.num_preemptions - before.num_preemptions,
-            stage_seconds={
-                stage: seconds - before.stage_seconds.get(stage, 0.0)
-                for stage, seconds in after.stage_seconds.items()
-            },
-        )
+        stages = {
+            stage: seconds - before.stage_seconds.get(stage, 0.0)
+            for stage, seconds in after.stage_seconds.items()
+        }
+        counts = {name: getattr(after, name) - getattr(before, name) for name in _COUNTERS}
+        return cls(**counts, stage_seconds=stages)
 
     @classmethod
     def total(cls, each: Sequence["EngineCounts"]) -> Self:
         stages: Counter[str] = Counter()
         for counts in each:
             stages.update(counts.stage_seconds)
-        return cls(
-            num_steps=sum(counts.num_steps for counts in each),
-            num_cached_tokens=sum(counts.num_cached_tokens for counts in each),
-            num_withheld_draft_tokens=sum(counts.num_withheld_draft_tokens for counts in each),
-            num_preemptions=sum(counts.num_preemptions for counts in each),
-            stage_seconds=dict(stages),
-        )
+        sums = {name: sum(getattr(counts, name) for counts in each) for name in _COUNTERS}
+        return cls(**sums, stage_seconds=dict(stages))
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,33 +72,28 @@ class MicroBatch:
         cls, examples: Sequence[Example], anchors: Sequence[Tensor], *, block_size: int
     ) -> "MicroBatch":
         """Build the blocks after the given anchors of each sequence."""
+        pairs = list(zip(examples, anchors, strict=True))
         labels = [
-            Labels.after(e.token_ids, e.is_answer, a, block_size=block_size)
-            for e, a in zip(examples, anchors, strict=True)
+            Labels.after(e.token_ids, e.is_answer, a, block_size=block_size) for e, a in pairs
+        ]
+        sources = [
+            (e.hidden, _source_positions(a, block_size=block_size, length=len(e.token_ids)))
+            for e, a in pairs
         ]
         lengths = [len(e.token_ids) for e in examples]
-        counts = [len(a) for a in anchors]
         owners = torch.arange(len(examples))
-        places = [
-            _source_positions(a, block_size=block_size, length=n)
-            for a, n in zip(anchors, lengths, strict=True)
-        ]
         return cls(
             taps=torch.cat([e.hidden.taps for e in examples]),
             context_positions=torch.cat([torch.arange(n) for n in lengths]),
             context_owners=owners.repeat_interleave(torch.tensor(lengths)),
-            anchor_ids=torch.cat([e.token_ids[a] for e, a in zip(examples, anchors, strict=True)]),
+            anchor_ids=torch.cat([e.token_ids[a] for e, a in pairs]),
             anchor_positions=torch.cat(list(anchors)),
-            block_owners=owners.repeat_interleave(torch.tensor(counts)),
+            block_owners=owners.repeat_interleave(torch.tensor([len(a) for a in anchors])),
             labels=Labels(
                 torch.cat([x.ids for x in labels]), torch.cat([x.is_valid for x in labels])
             ),
-            target_hidden=torch.cat(
-                [e.hidden.final[at] for e, at in zip(examples, places, strict=True)]
-            ),
-            log_normaliser=torch.cat(
-                [e.hidden.log_normaliser[at] for e, at in zip(examples, places, strict=True)]
-            ),
+            target_hidden=torch.cat([hidden.final[at] for hidden, at in sources]),
+            log_normaliser=torch.cat([hidden.log_normaliser[at] for hidden, at in sources]),
         )
 
     def to(self, device: torch.device) -> "MicroBatch":
