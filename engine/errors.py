@@ -3,7 +3,7 @@
 EngineError
   RequestRejected    this request cannot be served             -> 400
   EngineBusy         no room now; worth trying again           -> 429
-  EngineDraining     shutting down; ask another server         -> 503
+  EngineDraining     shutting down; use another server         -> 503
   RequestFailed      this request's own code raised           -> 500
   EngineDead         the step loop has stopped                 -> 503
   LoadError          a model cannot be served                  -> refused at start

@@ -166,7 +166,7 @@ class EngineWorker:
             self._die(EngineDead("the engine was closed"))
         except BaseException:
             logger.exception("the step loop stopped")
-            self._die(EngineDead("the engine has stopped; the server's log says why"))
+            self._die(EngineDead("the engine has stopped; the server's log has the details"))
         while not self._is_closing:
             self._inbox.get()()  # every call finds self._death and passes it on
         self._has_ended = True

@@ -147,7 +147,7 @@ def test_a_biased_verifier_fails_the_same_test(
     assert _p_value(eight_token_engine(target, tmp_path), _expected(next_probs)) < 0.001
 
 
-# A block of two is planned where three tokens are still to come: behind the first of four.
+# A block of two is planned where three tokens remain: after the first of four.
 CUT: dict[str, int] = {"num_tokens": 4, "num_samples": 20_000}
 
 
@@ -195,7 +195,7 @@ def test_a_budget_that_looks_at_the_token_itself_fails_the_same_test(
 
 @contextmanager
 def drafts_by_what_stood() -> Iterator[list[int]]:
-    """Numbers of drafts that swing with how many stood before; told are those chosen."""
+    """Vary the number of drafts with earlier acceptances; yield the chosen numbers."""
     chosen: list[int] = []
     latest = [0]
 

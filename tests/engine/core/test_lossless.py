@@ -43,7 +43,7 @@ def _expected(
 def _greedy_texts(
     built: Built, given: list[list[int]], expected: list[list[int]], good: int | None
 ) -> list[list[int]]:
-    """What the engine says to all prompts at once, with a draft as good as `good` says."""
+    """Generate for all prompts at once, with a draft whose first `good` tokens are correct."""
     texts = [p + e for p, e in zip(given, expected, strict=True)]
     drafts = nullcontext() if good is None else oracle(texts, good=good, vocab=VOCAB)
     with drafts:

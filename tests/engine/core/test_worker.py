@@ -136,7 +136,7 @@ def test_leaving_in_the_middle_gives_the_pages_back(draft_folder: Path, in_parts
             await baseline(worker)
             received = len(events)
             await collect_events(worker, greedy_request("b"))
-            assert len(events) == received  # nothing is heard after leaving
+            assert len(events) == received  # no event follows the cancellation
 
     asyncio.run(scenario())
 
