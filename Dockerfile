@@ -1,7 +1,7 @@
 # The server in a container.
 #
 #   docker build -t dspark .
-#   docker run --rm -p 8000:8000 -v dspark-cache:/cache dspark serve --config configs/demo.yaml
+#   docker run --rm -p 8000:8000 -v dspark-cache:/cache dspark serve --config demo
 #
 # For an NVIDIA GPU (and then `docker run --gpus all ...`):
 #
@@ -35,19 +35,19 @@ COPY draft ./draft
 COPY engine ./engine
 COPY server ./server
 COPY dspark ./dspark
+# dspark/configs is a link to it; the packages then hold the configs and the draft of the demo pair.
+COPY configs ./configs
 RUN extras=demo,quantized; \
     if [ "$DEVICE" = cuda ]; then extras=$extras,triton; fi; \
     pip install --no-cache-dir --constraint constraints.txt ".[$extras]"
 
-# -- run: that environment, the configs and the draft of the demo pair, and an ordinary user --
+# -- run: that environment, and an ordinary user -----------------------------------------------
 # A compiler, for the native kernels are made for the CPU that they run on, at the first start.
 FROM python:${PYTHON}-slim
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home --uid 1000 dspark && mkdir /cache && chown dspark /cache
 COPY --from=build /opt/venv /opt/venv
 WORKDIR /app
-COPY configs ./configs
-COPY draft/pretrained ./draft/pretrained
 
 # The cache holds the demo target, what comes from a model hub, and kernels that were compiled for a GPU.
 ENV PATH=/opt/venv/bin:$PATH \

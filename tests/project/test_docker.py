@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dspark.cli.commands import COMMANDS
+from dspark.runtime.packaged import find_config
 from server.settings.loading import load_settings
 from server.settings.schema import SERVING
 from server.settings.sources import read_environment, read_flag
@@ -48,7 +49,8 @@ def test_everything_that_is_copied_exists_and_is_not_ignored() -> None:
         if not copy.startswith("--from")
         for source in copy.split()[:-1]
     ]
-    assert {"pyproject.toml", "constraints.txt", "server", "configs"} <= set(sources)
+    assert {"pyproject.toml", "constraints.txt", "server"} <= set(sources)
+    assert str((ROOT / "dspark" / "configs").resolve().relative_to(ROOT)) in sources  # it is a link
     for source in sources:
         assert (ROOT / source).exists(), source
         assert not any(fnmatch.fnmatch(source, pattern) for pattern in ignored), source
@@ -126,7 +128,7 @@ def test_the_commands_in_its_comments_exist() -> None:
     text = (ROOT / "Dockerfile").read_text()
     command, config = re.findall(r"dspark (\w+) --config (\S+)", text)[0]
     assert command in [c.name for c in COMMANDS]
-    assert (ROOT / config).is_file()
+    assert find_config(config).is_file()
     declared = {argument.partition("=")[0] for argument in arguments("ARG")}
     assert set(re.findall(r"--build-arg (\w+)", text)) <= declared
 

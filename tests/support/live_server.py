@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,25 @@ from tests.support.ports import free_port
 
 
 @contextmanager
-def serving(*flags: str, log: Path, config: str = "configs/demo.yaml") -> Iterator[str]:
-    """The base URL of a server that is ready; it is told to stop, and must, afterwards."""
+def serving(
+    *flags: str,
+    log: Path,
+    config: str = "configs/demo.yaml",
+    program: Sequence[str] = (sys.executable, "-m", "dspark"),
+    folder: Path = ROOT,
+    environ: Mapping[str, str] = os.environ,
+) -> Iterator[str]:
+    """Yield the base URL of a ready server, which must end after SIGTERM.
+
+    It runs in `folder` with the variables in `environ`, except OpenMP's.
+    """
     url_port = free_port()
-    command = [sys.executable, "-m", "dspark", "serve", "--config", config]
+    command = [*program, "serve", "--config", config]
     command += ["--server.port", str(url_port), *flags]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
+    environment = {k: v for k, v in environ.items() if not k.startswith("OMP_")}
     with log.open("w") as out:
         process = subprocess.Popen(
-            command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=environment
+            command, cwd=folder, stdout=out, stderr=subprocess.STDOUT, env=environment
         )
     url = f"http://127.0.0.1:{url_port}"
     try:
