@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 ContextKVMode = Literal["auto", "on", "off"]
 
+TokenSource = Literal["draft", "lookup", "target"]  # what proposed a committed token
+
 MAX_TOP_LOGPROBS = 20  # most likely tokens per position, in addition to the sampled one
 
 
@@ -83,6 +85,9 @@ class EngineSamplingParams:
     presence_penalty: float = 0.0  # -2 to 2, subtracted from each token of the output once
     frequency_penalty: float = 0.0  # -2 to 2, subtracted once for each occurrence in the output
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added value); ids are distinct
+    # The most draft tokens that a round verifies, anchor and bonus token not counted; 0 is plain
+    # decoding, None the engine's own number.
+    num_draft_tokens: int | None = None
     num_logprobs: int | None = None  # None: no logprobs; n: each token and the n most likely
     prompt_logprobs_from: int | None = None  # first position of prompt logprobs; None: none
 
@@ -165,10 +170,26 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """Describes the round that committed an event's tokens.
+
+    The token at position p of the round, from 0, comes from `source` if p < num_accepted, and is
+    the target's own otherwise. num_accepted counts as in SpeculationStats.
+    """
+
+    source: TokenSource  # of the draft tokens; "target" in a round without any
+    num_drafted: int  # draft tokens verified
+    num_accepted: int
+    num_tokens: int  # of the round, in the event
+    position: int = 0  # in the round, of the event's first token
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """Carries the tokens that a step committed for one request; the last one has `finish`.
 
     token_ids includes the token that completes a stop, and may be empty after an abort or error.
+    rounds has an entry for each round of the tokens, in order; one, unless events were joined.
     logprobs has an entry for each of token_ids, if requested. prompt_logprobs come once, with the
     first token: an entry for each prompt position from prompt_logprobs_from on, except position
     0, which has no logits.
@@ -179,6 +200,7 @@ class TokenEvent:
     finish: Finish | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    rounds: tuple[Round, ...] = ()
     at: float = field(default_factory=time.perf_counter, compare=False)  # time of commit
 
 
@@ -210,6 +232,7 @@ class EngineSnapshot:
     num_withheld_draft_tokens: int = (
         0  # that fitted into rounds, but were too expensive at their load
     )
+    num_capped_rounds: int = 0  # whose requests allow fewer draft tokens than the engine
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0

@@ -330,6 +330,7 @@ class EngineCore:
             num_accepted_tokens=metrics.num_accepted_tokens,
             accepted_per_position=tuple(metrics.accepted_per_position),
             num_withheld_draft_tokens=counters.num_withheld_drafts,
+            num_capped_rounds=counters.num_capped_rounds,
             num_prompt_tokens=counters.num_prompt_tokens,
             num_cached_tokens=counters.num_cached_tokens,
             num_output_tokens=counters.num_output_tokens,

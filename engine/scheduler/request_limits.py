@@ -80,6 +80,12 @@ def _check_sampling(request: Request) -> None:
         ("presence_penalty", p.presence_penalty, -2 <= p.presence_penalty <= 2, "-2 to 2"),
         ("frequency_penalty", p.frequency_penalty, -2 <= p.frequency_penalty <= 2, "-2 to 2"),
         (
+            "num_draft_tokens",
+            p.num_draft_tokens,
+            p.num_draft_tokens is None or p.num_draft_tokens >= 0,
+            "None, or 0 and more",
+        ),
+        (
             "num_logprobs",
             p.num_logprobs,
             p.num_logprobs is None or 0 <= p.num_logprobs <= MAX_TOP_LOGPROBS,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.api import Finish, FinishReason, Request, TokenEvent
+from engine.api import Finish, FinishReason, Request, Round, TokenEvent, TokenSource
 from engine.errors import EngineBusy, RequestRejected
 from engine.scheduler.draft_allocation import DraftBudget, StepLoad
 from engine.scheduler.plan import RoundResult, ScheduledSequence, StepPlan
@@ -38,6 +38,7 @@ class SchedulerCounters:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_preemptions: int = 0
+    num_capped_rounds: int = 0  # whose requests allow fewer draft tokens than the engine
     num_withheld_drafts: int = 0  # that fitted into rounds and were withheld by the draft budget
 
 
@@ -271,7 +272,12 @@ class Scheduler:
 
     def _most_drafts(self, seq: SequenceState) -> int:
         """Return the most draft tokens of a round, which commits one token more."""
-        return min(self._num_draft_tokens, seq.num_remaining - 1)
+        return min(self._draft_limit(seq), seq.num_remaining - 1)
+
+    def _draft_limit(self, seq: SequenceState) -> int:
+        """Return the engine's number of draft tokens, or the request's if that is lower."""
+        limit = seq.request.params.num_draft_tokens
+        return self._num_draft_tokens if limit is None else min(limit, self._num_draft_tokens)
 
     def _prefill_cost(self, scheduled: ScheduledSequence) -> int:
         return scheduled.num_committed if scheduled.start < scheduled.seq.catch_up_len else 0
@@ -400,6 +406,8 @@ class Scheduler:
             return self._commit_fault(scheduled, fault)
         seq.kv_len = len(seq.token_ids) - 1
         self.counters.num_output_tokens += len(new_ids)
+        if not is_first and self._draft_limit(seq) < self._num_draft_tokens:
+            self.counters.num_capped_rounds += 1
         if finish is None:
             spare = seq.table.trim(len(seq.token_ids))
             self._pages.release(spare)
@@ -411,6 +419,7 @@ class Scheduler:
             finish,
             logprobs=result.logprobs[: len(new_ids)],
             prompt_logprobs=tuple(seq.prompt_logprobs) if is_first else (),
+            rounds=(_round_of(scheduled, len(new_ids)),),
         )
         return Committed(scheduled, seq.kv_len - scheduled.start, event)
 
@@ -471,6 +480,13 @@ class Scheduler:
 
     def _all(self) -> list[SequenceState]:
         return self._running + self._waiting
+
+
+def _round_of(scheduled: ScheduledSequence, num_tokens: int) -> Round:
+    """Describe the round of a scheduled sequence that committed num_tokens tokens."""
+    num_drafts = scheduled.num_drafts
+    source: TokenSource = "draft" if num_drafts > 0 else "target"
+    return Round(source, num_drafts, num_tokens - 1, num_tokens)
 
 
 def _logprob_rows(seq: SequenceState, start: int, stop: int) -> range:

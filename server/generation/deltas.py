@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from engine import Finish, FinishReason, TokenEvent, TokenLogprob
+from engine import Finish, FinishReason, Round, TokenEvent, TokenLogprob
 from server.generation.stop_strings import OutputText
 
 
@@ -23,6 +23,7 @@ class Delta:
     seconds: float  # since the request was submitted to the engine
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    rounds: tuple[Round, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,11 @@ def unsplit(event: TokenEvent) -> Sequence[TokenEvent]:
 def split_by_token(event: TokenEvent) -> Sequence[TokenEvent]:
     """Split an event into one per token; the last one has the finish."""
     last = max(1, len(event.token_ids)) - 1
+    rounds = [
+        replace(each, num_tokens=1, position=each.position + i)
+        for each in event.rounds
+        for i in range(each.num_tokens)
+    ]
     return [
         replace(
             event,
@@ -54,6 +60,7 @@ def split_by_token(event: TokenEvent) -> Sequence[TokenEvent]:
             finish=event.finish if i == last else None,
             logprobs=event.logprobs[i : i + 1],
             prompt_logprobs=event.prompt_logprobs if i == 0 else (),
+            rounds=tuple(rounds[i : i + 1]),
         )
         for i in range(last + 1)
     ]
@@ -66,6 +73,7 @@ def join_events(events: Sequence[TokenEvent]) -> TokenEvent:
         token_ids=tuple(chain.from_iterable(event.token_ids for event in events)),
         logprobs=tuple(chain.from_iterable(event.logprobs for event in events)),
         prompt_logprobs=tuple(chain.from_iterable(event.prompt_logprobs for event in events)),
+        rounds=tuple(chain.from_iterable(event.rounds for event in events)),
     )
 
 
@@ -88,6 +96,7 @@ def delta_of(event: TokenEvent, output: OutputText, seconds: float, *, echo: str
         seconds,
         logprobs=event.logprobs,
         prompt_logprobs=event.prompt_logprobs,
+        rounds=event.rounds,
     )
 
 

@@ -224,6 +224,7 @@ class InputProcessor:
             presence_penalty=options.presence_penalty or 0.0,
             frequency_penalty=options.frequency_penalty or 0.0,
             logit_bias=options.logit_bias,
+            num_draft_tokens=options.num_draft_tokens,
             num_logprobs=logprobs.num_top if logprobs is not None else None,
             prompt_logprobs_from=logprobs.prompt_from if logprobs is not None else None,
         )

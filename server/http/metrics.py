@@ -164,8 +164,22 @@ def _engine_metrics(snapshot: EngineSnapshot) -> Iterator[Metric]:
         "Draft tokens not verified because they would not pay at the current load.",
         s.num_withheld_draft_tokens,
     )
+    yield _counter(
+        "spec_decode_num_capped_rounds",
+        "Rounds, without a draft too, of requests that set a lower num_draft_tokens.",
+        s.num_capped_rounds,
+    )
     yield _counter("prompt_tokens", "Prompt tokens.", s.num_prompt_tokens)
     yield _counter("generation_tokens", "Output tokens.", s.num_output_tokens)
+    yield _counters(
+        "generation_tokens_by_source",
+        "Output tokens: accepted draft tokens, and those that the target generated itself.",
+        "source",
+        {
+            "draft": s.num_accepted_tokens,
+            "target": s.num_output_tokens - s.num_accepted_tokens,
+        },
+    )
     yield _counter(
         "prefix_cache_queries", "Prompt tokens looked up in the cache.", s.num_prompt_tokens
     )

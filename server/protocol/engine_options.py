@@ -15,6 +15,7 @@ class EngineOptions:
     frequency_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: tuple[str, int] = ("min_tokens", 0)
+    num_draft_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from server.protocol.common import (
     TokenId,
 )
 from server.protocol.engine_options import LogprobOptions
-from server.protocol.sampling_options import OptionFields
+from server.protocol.sampling_options import OptionFields, check_return_rounds
 
 
 class SamplingBody(OptionFields):
@@ -143,6 +143,7 @@ class GenerateBody(Body):
     top_logprobs_num: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
     return_text_in_logprobs: bool = False
     token_by_token: bool = False  # one stream event per token
+    return_rounds: bool = False  # the rounds of each stream event's tokens
     chat_template_kwargs: TemplateKwargs | None = None
     incremental_stream_output: bool = False  # stream events have only new text and tokens
 
@@ -165,6 +166,11 @@ class GenerateBody(Body):
         for name, default in (("logprob_start_len", -1), ("top_logprobs_num", 0)):
             if getattr(self, name) != default and not self.return_logprob:
                 raise field_error("kind", name, "is only accepted with 'return_logprob': true")
+        return self
+
+    @model_validator(mode="after")
+    def _rounds_need_stream(self) -> Self:
+        check_return_rounds(self.return_rounds, self.stream)
         return self
 
     @model_validator(mode="after")

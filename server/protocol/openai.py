@@ -16,7 +16,7 @@ from server.protocol.common import (
     TemplateKwargs,
 )
 from server.protocol.engine_options import LogprobOptions
-from server.protocol.sampling_options import OptionFields
+from server.protocol.sampling_options import OptionFields, check_return_rounds
 from server.protocol.structured_output import OpenAIGrammarFields
 from server.protocol.tools import ToolFields
 
@@ -62,6 +62,7 @@ class OpenAIBody(OptionFields, OpenAIGrammarFields):
     max_tokens: int | None = Field(None, ge=1)
     min_tokens: int | None = Field(None, ge=0)
     return_speculation: bool | None = None  # statistics in each finished choice
+    return_rounds: bool | None = None  # the rounds of each chunk's tokens
 
     def token_limit(self) -> tuple[str, int | None]:
         return "max_tokens", self.max_tokens
@@ -80,6 +81,11 @@ class OpenAIBody(OptionFields, OpenAIGrammarFields):
     def _stream_options_need_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise field_error("kind", "stream_options", "is only accepted with 'stream': true")
+        return self
+
+    @model_validator(mode="after")
+    def _rounds_need_stream(self) -> Self:
+        check_return_rounds(self.return_rounds, self.stream)
         return self
 
 

@@ -15,6 +15,12 @@ _BIAS = 100  # largest absolute bias
 _TOKEN_ID = re.compile(r"\d{1,18}", re.ASCII)
 
 
+def check_return_rounds(is_requested: bool | None, is_stream: bool | None) -> None:
+    """Refuse return_rounds in a request that is not streamed: rounds belong to its events."""
+    if is_requested and not is_stream:
+        raise field_error("kind", "return_rounds", "is only accepted with 'stream': true")
+
+
 class OptionFields(GrammarFields):
     """Fields with the same name in /generate and the OpenAI routes."""
 
@@ -23,6 +29,7 @@ class OptionFields(GrammarFields):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, Any] | None = None  # token ids as strings, because JSON keys are strings
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    num_draft_tokens: int | None = Field(None, ge=0)  # the most that a round verifies; 0: no draft
 
     @field_validator("logit_bias")
     @classmethod
@@ -59,4 +66,5 @@ class OptionFields(GrammarFields):
             frequency_penalty=self.frequency_penalty,
             logit_bias=tuple((int(k), float(v)) for k, v in (self.logit_bias or {}).items()),
             min_tokens=(name, min_tokens or 0),
+            num_draft_tokens=self.num_draft_tokens,
         )

@@ -7,6 +7,7 @@ from server.generation.deltas import CompletionOutput, Delta
 from server.generation.input_processor import TokenizedRequest
 from server.protocol.engine_options import LogprobOptions
 from server.routes.logprobs import LogprobSerializer
+from server.routes.rounds import round_object
 
 
 class NativeLogprobs:
@@ -59,8 +60,12 @@ class NativeEncoder:
         *,
         is_list: bool,
         is_incremental: bool,
+        with_rounds: bool = False,
     ) -> None:
-        self._choices = [_Choice(item, logprobs, is_incremental) for item in tokenized]
+        self._choices = [
+            _Choice(item, logprobs, is_incremental=is_incremental, with_rounds=with_rounds)
+            for item in tokenized
+        ]
         self._is_list = is_list
 
     def encode(self, index: int, delta: Delta) -> Iterator[Mapping[str, object]]:
@@ -75,11 +80,17 @@ class _Choice:
     """Builds the events of one completion; accumulates unless is_incremental."""
 
     def __init__(
-        self, tokenized: TokenizedRequest, logprobs: NativeLogprobs, is_incremental: bool
+        self,
+        tokenized: TokenizedRequest,
+        logprobs: NativeLogprobs,
+        *,
+        is_incremental: bool,
+        with_rounds: bool,
     ) -> None:
         self._tokenized = tokenized
         self._logprobs = logprobs
         self._is_incremental = is_incremental
+        self._with_rounds = with_rounds
         self._num_tokens = 0
         self._sent = Delta("", (), None, 0.0)
 
@@ -94,6 +105,7 @@ class _Choice:
                 delta.seconds,
                 logprobs=self._sent.logprobs + delta.logprobs,
                 prompt_logprobs=self._sent.prompt_logprobs + delta.prompt_logprobs,
+                rounds=self._sent.rounds + delta.rounds if self._with_rounds else (),
             )
         if delta.finish is None:
             meta: dict[str, object] = {
@@ -110,6 +122,8 @@ class _Choice:
             delta.prompt_logprobs,
             is_continuation=is_continuation,
         )
+        if self._with_rounds:
+            meta["rounds"] = [round_object(each) for each in delta.rounds]
         return {"text": delta.text, "output_ids": delta.token_ids, "meta_info": meta}
 
 

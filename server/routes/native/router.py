@@ -40,6 +40,7 @@ def native_routes(
                 logprobs,
                 is_list=is_list,
                 is_incremental=body.incremental_stream_output,
+                with_rounds=body.return_rounds,
             )
             return await responder.stream(
                 request, tokenized, encoder, token_by_token=body.token_by_token

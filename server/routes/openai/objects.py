@@ -19,6 +19,7 @@ from server.protocol.openai import StreamOptions
 from server.routes.openai.chat_parts import ChatDeltas, message_of
 from server.routes.openai.logprobs import NewLogprobs
 from server.routes.openai.usage import speculation_of, usage_of
+from server.routes.rounds import round_object
 
 PartDeltas = Callable[[Part], Sequence[Mapping[str, object]]]
 
@@ -78,6 +79,7 @@ class ResponseBuilder:
         new_parser: NewParser,
         new_logprobs: NewLogprobs,
         with_speculation: bool,
+        with_rounds: bool,
         num_choices: int,
     ) -> None:
         """tokenized: one request per choice. num_choices: choices of each prompt."""
@@ -86,6 +88,7 @@ class ResponseBuilder:
         self.new_parser = new_parser
         self.new_logprobs = new_logprobs
         self.num_choices = num_choices
+        self.with_rounds = with_rounds
         self._with_speculation = with_speculation
         self._common = {
             "id": f"{api.id_prefix}-{request_id}",
@@ -162,22 +165,30 @@ class OpenAIEncoder:
         if finish is not None:
             self._finishes[index] = finish
         logprobs = choice.logprobs.of(delta)
-        needs_chunk = finish is not None or logprobs is not None or self._options.token_by_token
+        with_rounds = self._builder.with_rounds
+        rounds = [round_object(each) for each in delta.rounds] if with_rounds else []
+        needs_chunk = (
+            finish is not None
+            or logprobs is not None
+            or bool(rounds)
+            or self._options.token_by_token
+        )
         if not deltas and needs_chunk:
             deltas = [self._builder.api.empty_delta]
         opening = choice.take_opening()
         if opening is not None:
             yield self._chunk(self._builder.choice(index, opening, None))
         for number, fields in enumerate(deltas, start=1):
-            yield self._chunk(
-                self._builder.choice(
-                    index,
-                    fields,
-                    finish if number == len(deltas) else None,
-                    has_calls=choice.has_calls,
-                    logprobs=logprobs if number == 1 else None,
-                )
+            chunk = self._builder.choice(
+                index,
+                fields,
+                finish if number == len(deltas) else None,
+                has_calls=choice.has_calls,
+                logprobs=logprobs if number == 1 else None,
             )
+            if with_rounds:
+                chunk["rounds"] = rounds if number == 1 else []
+            yield self._chunk(chunk)
 
     def end(self) -> Iterator[Mapping[str, object]]:
         if self._options.include_usage:

@@ -66,6 +66,7 @@ def openai_routes(
                 is_chat=api is CHAT,
             ),
             with_speculation=bool(body.return_speculation),
+            with_rounds=bool(body.return_rounds),
             num_choices=body.num_choices,
         )
         if not body.stream:

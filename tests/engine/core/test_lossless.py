@@ -1,5 +1,6 @@
 """The central promise: drafts change the speed and never the text."""
 
+import dataclasses
 import itertools
 import random
 from contextlib import nullcontext
@@ -283,6 +284,49 @@ def test_any_number_of_drafts_leaves_greedy_text_as_it_is(
     good = None if "confidence_threshold" in settings else 2  # an oracle has no confidences
     with patch.object(DraftBudgetByLoad, "allot", anything):
         assert _greedy_texts(built, given, expected, good) == expected
+
+
+@pytest.mark.parametrize("costs", [None, COSTS], ids=["every draft", "by load"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_requests_with_different_numbers_of_draft_tokens_share_steps(
+    temperature: float, costs: StepCosts | None, draft_folder: Path
+) -> None:
+    """A seeded request with its own number is the same alone; greedy text never depends on it."""
+    given = prompts(6, vocab=VOCAB)
+
+    def requests(limits: list[int | None]) -> list[Request]:
+        params = EngineSamplingParams(max_new_tokens=16, temperature=temperature, ignore_eos=True)
+        return [
+            Request(
+                str(i), tuple(p), dataclasses.replace(params, seed=i, num_draft_tokens=limits[i])
+            )
+            for i, p in enumerate(given)
+        ]
+
+    def engine() -> Built:
+        return tiny_engine(draft_folder=draft_folder, costs=costs, max_running_requests=8)
+
+    mixed = [0, 1, 2, 3, 99, None]
+    built = engine()
+    together = run_all(built, requests(mixed))
+    for i, each in enumerate(requests(mixed)):
+        alone = engine()
+        assert run_all(alone, [each])[str(i)][0] == together[str(i)][0]
+        drafted = alone.engine.snapshot().num_draft_tokens
+        assert (drafted == 0) == (mixed[i] == 0)
+    assert built.engine.snapshot().num_capped_rounds > 0
+    if temperature == 0:
+        free = run_all(engine(), requests([None] * 6))
+        assert {k: v[0] for k, v in free.items()} == {k: v[0] for k, v in together.items()}
+
+
+def test_a_number_of_draft_tokens_has_no_effect_without_a_draft() -> None:
+    params = EngineSamplingParams(max_new_tokens=9, num_draft_tokens=2, ignore_eos=True)
+    built = tiny_engine()
+    found = run_all(built, [Request("a", (5, 9), params)])
+    plain = dataclasses.replace(params, num_draft_tokens=None)
+    assert found["a"][0] == run_all(tiny_engine(), [Request("a", (5, 9), plain)])["a"][0]
+    assert built.engine.snapshot().num_capped_rounds == 0
 
 
 def test_a_seeded_request_is_the_same_whatever_load_does_to_the_others(draft_folder: Path) -> None:

@@ -165,6 +165,28 @@ def test_windows_that_a_threshold_cuts_are_replayed_at_any_length(
     assert len({n for lens in windows for n in lens}) >= (2 if threshold == 1.0 else 3)
 
 
+def test_windows_of_different_numbers_of_draft_tokens_are_replayed(draft_folder: Path) -> None:
+    limits = (0, 1, 3, None)
+    given = prompts(4, vocab=VOCAB, low=9)
+    requests = [
+        replace(each, params=replace(each.params, num_draft_tokens=limit, ignore_eos=True))
+        for each, limit in zip(greedy_requests(given, NEW_TOKENS), limits, strict=True)
+    ]
+    eager = tiny_engine(native_kernels="off", draft_folder=draft_folder)
+    graphed = graphed_engine(draft_folder=draft_folder)
+    with (
+        patch.object(
+            GraphedTarget, "forward", autospec=True, side_effect=GraphedTarget.forward
+        ) as passes,
+        counted_replays() as replays,
+    ):
+        found = texts_of(graphed, requests)
+    assert found == texts_of(eager, requests)
+    lengths = {tuple(call.args[1].query_lens) for call in passes.call_args_list}
+    assert (1, 2, 4, 5) in lengths
+    assert replays[0] > 0
+
+
 def test_confidences_outlive_the_pass_that_verifies_them(draft_folder: Path) -> None:
     rounds = []
     for make in (graphed_engine, tiny_engine):

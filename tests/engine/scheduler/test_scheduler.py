@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import EngineBusy, FinishReason, RequestRejected
+from engine import EngineBusy, FinishReason, RequestRejected, Round
 from engine.scheduler.draft_allocation import StepLoad
 from tests.support.engine.scheduling import Harness, request
 
@@ -264,6 +264,66 @@ def test_a_sequence_that_resumes_from_the_prefix_cache_keeps_to_the_draft_budget
     harness.run()
     assert harness.scheduler.counters.num_preemptions > 0
     assert not any(s.num_drafts for plan in harness.plans for s in plan.scheduled_seqs)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(0, 0), (1, 1), (2, 2), (3, 3), (9, 3), (None, 3)])
+def test_a_request_caps_the_draft_tokens_of_its_rounds(limit: int | None, expected: int) -> None:
+    harness = Harness(num_draft_tokens=3)
+    harness.scheduler.add(request("capped", max_new_tokens=9, num_draft_tokens=limit))
+    harness.scheduler.add(request("free", max_new_tokens=40))
+    harness.run()
+    most = {"capped": 0, "free": 0}
+    for scheduled in (s for plan in harness.plans for s in plan.scheduled_seqs):
+        name = scheduled.seq.request.request_id
+        most[name] = max(most[name], scheduled.num_drafts)
+    assert most == {"capped": expected, "free": 3}
+    rounds = [e for e in harness.events if e.request_id == "capped"][1:]
+    capped = len(rounds) if expected < 3 else 0
+    assert harness.scheduler.counters.num_capped_rounds == capped
+
+
+def test_a_draft_budget_gets_the_requests_cap_as_the_most_it_may_allot() -> None:
+    seen: list[StepLoad] = []
+
+    class AllDrafts(NoDrafts):
+        def allot(self, load: StepLoad) -> list[int]:
+            seen.append(load)
+            return list(load.caps)
+
+        def record(self, num_drafts: int, num_accepted: int) -> None:
+            assert num_accepted <= num_drafts
+
+    harness = Harness(draft_budget=AllDrafts())
+    for name, limit in (("plain", 0), ("one", 1), ("free", None)):
+        harness.scheduler.add(request(name, max_new_tokens=40, num_draft_tokens=limit))
+    seeded = {"seed": 3, "temperature": 1.0, "num_draft_tokens": 2}
+    harness.scheduler.add(request("seeded", max_new_tokens=40, **seeded))
+    harness.run()
+    assert any((load.caps, load.fixed) == ((0, 1, 3), (2,)) for load in seen)
+
+
+def test_an_event_describes_its_round() -> None:
+    harness = Harness(num_draft_tokens=3, accept=lambda scheduled: min(2, scheduled.num_drafts))
+    harness.scheduler.add(request("a", max_new_tokens=8))
+    harness.run()
+    assert [event.rounds for event in harness.events] == [
+        (Round("target", 0, 0, 1),),
+        (Round("draft", 3, 2, 3),),
+        (Round("draft", 3, 2, 3),),
+        (Round("target", 0, 0, 1),),
+    ]
+
+
+def test_a_round_that_a_stop_cuts_counts_the_tokens_that_are_kept() -> None:
+    harness = Harness(num_draft_tokens=3)
+    stop = {"stop_token_ids": frozenset({108}), "ignore_eos": True}
+    harness.scheduler.add(request("a", prompt_len=5, max_new_tokens=20, **stop))
+    harness.run()
+    (last,) = harness.events[-1].rounds
+    assert (last.num_drafted, last.num_accepted, last.num_tokens) == (3, 2, 3)
+    speculation = harness.finish_of("a").finish.speculation  # type: ignore[union-attr]
+    accepted = sum(r.num_accepted for event in harness.events for r in event.rounds)
+    assert speculation.num_accepted == accepted
 
 
 @settings(max_examples=60, deadline=None)

@@ -22,6 +22,7 @@ from engine import (
     FinishReason,
     Request,
     RequestRejected,
+    Round,
     SpeculationStats,
     TokenEvent,
     TokenLogprob,
@@ -124,7 +125,18 @@ class FakeEngine:
 
         prompt = request.prompt_ids[max(1, start) :] if start is not None and is_first else ()
         own = entries(token_ids) if num_top is not None else ()
-        return TokenEvent(request.request_id, token_ids, finish, own, entries(prompt))
+        return TokenEvent(
+            request.request_id, token_ids, finish, own, entries(prompt), self._rounds(token_ids)
+        )
+
+    def _rounds(self, token_ids: tuple[int, ...]) -> tuple[Round, ...]:
+        """Describe a step as a round of the draft whose tokens but the last were accepted."""
+        if not token_ids:
+            return ()
+        num_tokens, num_drafted = len(token_ids), self._tokens_per_step
+        if num_tokens == 1:
+            return (Round("target", 0, 0, 1),)
+        return (Round("draft", num_drafted, num_tokens - 1, num_tokens),)
 
     def _is_over(self, request: Request) -> bool:
         return self._death is not None or request.request_id in self._aborted
