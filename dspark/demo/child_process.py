@@ -1,4 +1,4 @@
-"""Run a program quietly beside the caller, who shows progress meanwhile."""
+"""Runs a program without output while the caller shows progress."""
 
 import os
 import subprocess
@@ -10,16 +10,16 @@ _TICK_SECONDS = 0.2
 
 
 class ChildFailed(Exception):
-    """The program ended with an error; the message is the last line that it wrote."""
+    """The program ended with an error; the message is its last line."""
 
 
 def run_child(
     command: Sequence[str], *, tick: Callable[[], None], extra_env: Mapping[str, str] | None = None
 ) -> None:
-    """Run `command` to its end, calling `tick` about five times a second.
+    """Run `command` to its end and call `tick` about five times a second.
 
-    Its output is kept from the terminal. It never outlives the caller's interest: whatever `tick`
-    raises (an interrupt, say) ends it first. Raises ChildFailed, or OSError if it cannot start.
+    Its output does not reach the terminal. An exception from `tick`, such as an interrupt, kills
+    it. Raises ChildFailed, or OSError if it cannot start.
     """
     with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(
@@ -43,9 +43,9 @@ def run_child(
 
 
 def _last_line(output: bytes, returncode: int) -> str:
-    """The line a person would quote: the last one with text, or the exit status."""
+    """Return the last line with text, or a sentence with the exit status."""
     lines = [line.strip() for line in output.decode(errors="replace").splitlines()]
-    said = [line for line in lines if line]
-    if said:
-        return said[-1]
-    return f"ended with status {returncode} and said nothing"
+    texts = [line for line in lines if line]
+    if texts:
+        return texts[-1]
+    return f"ended with status {returncode} and wrote nothing"

@@ -1,9 +1,9 @@
-"""Turns the demo target's GGUF file into a Hugging Face folder. Runs as a program of its own.
+"""Converts the demo target's GGUF file to a Hugging Face folder, as a separate program.
 
     python dspark/demo/convert.py FILE.gguf FOLDER
 
-A process apart, because reading GGUF fills memory with copies and the terminal with the progress
-bars and warnings of three libraries; both end with the process.
+Reading GGUF leaves copies in memory, and three libraries print progress bars and warnings. A
+separate process frees the memory and hides the output.
 """
 
 import sys
@@ -18,7 +18,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-_NOT_OURS = ("quantization_config", "_name_or_path", "_model_name_or_path")
+_GGUF_FIELDS = ("quantization_config", "_name_or_path", "_model_name_or_path")
 
 
 def main(argv: list[str]) -> None:
@@ -35,12 +35,12 @@ def main(argv: list[str]) -> None:
 
 
 def _plain_llama(source: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The same weights in a model that knows nothing of GGUF.
+    """Move the weights into a model without GGUF fields in its config.
 
-    transformers refuses to save the one that it read: its config says quantised, though every
-    weight has long been float32.
+    transformers refuses to save the model that it read: the config still calls it quantised, but
+    every weight is float32.
     """
-    fields = {k: v for k, v in source.config.to_dict().items() if k not in _NOT_OURS}
+    fields = {k: v for k, v in source.config.to_dict().items() if k not in _GGUF_FIELDS}
     config = LlamaConfig(**fields)
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
@@ -62,7 +62,7 @@ def _save_tokenizer(gguf: Path, folder: Path, *, max_len: int) -> None:
 
 
 def _check_saved(source: LlamaForCausalLM, folder: Path) -> None:
-    """The folder holds the source's very weights and says the same about a few tokens."""
+    """Check that the folder has the source's weights and gives its logits for a few tokens."""
     saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     weights = saved.state_dict()
     for name, weight in source.state_dict().items():

