@@ -61,6 +61,7 @@ _TYPES: Mapping[int, str] = {
     405: "method_not_allowed",
     413: "request_too_large",
     429: "rate_limit_error",
+    500: "internal_error",
     503: "service_unavailable",
     504: "timeout_error",
 }
@@ -77,9 +78,7 @@ class Failure:
 
     @property
     def body(self) -> dict[str, object]:
-        kind = _TYPES.get(self.status)
-        if kind is None:
-            kind = "invalid_request_error" if self.status < 500 else "internal_server_error"
+        kind = _TYPES.get(self.status, _TYPES[500 if self.status >= 500 else 400])
         return {
             "error": {
                 "message": self.message,

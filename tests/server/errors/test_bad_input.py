@@ -347,6 +347,6 @@ def test_an_unexpected_exception_is_a_500_without_details(
     response = connect(FakeEngine(broken)).post("/generate", json={"text": "hi"})
     error = error_of(response, 500)
     assert "secret" not in response.text
-    assert error["type"] == "internal_server_error"
+    assert error["type"] == "internal_error"
     assert "x-request-id" in response.headers
     assert "secret detail" in caplog.text
