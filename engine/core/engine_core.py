@@ -116,6 +116,7 @@ class EngineCore:
         meanwhile is the host's other work. It runs when the device has the whole step to compute,
         and not at all when there is nothing to compute.
         """
+        self._metrics.begin_step()
         with self._metrics.stage("plan"):
             plan = self._scheduler.plan()
         decided = self._decide(plan, meanwhile)
@@ -216,7 +217,7 @@ class EngineCore:
             if done.fault is not None:
                 _log_fault(done.fault.request_id, done.fault)
         self._metrics.record(committed)
-        options, spent = decided.options, self._metrics.latest_seconds
+        options, spent = decided.options, self._metrics.step_seconds
         self._metrics.record_rows(
             processed=options.num_processed_rows, with_logprobs=options.num_logprob_rows
         )

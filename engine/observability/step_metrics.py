@@ -22,8 +22,12 @@ class StepMetrics:
         self.num_logprob_rows = 0
         self.finished: Counter[str] = Counter()
         self.stage_seconds: dict[str, float] = {}
-        self.latest_seconds: dict[str, float] = {}  # of each stage, the last time
+        self.step_seconds: dict[str, float] = {}  # of each stage, in the latest step
         self.idle_seconds = 0.0
+
+    def begin_step(self) -> None:
+        """Start the seconds of a step's stages at zero."""
+        self.step_seconds.clear()
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -33,7 +37,7 @@ class StepMetrics:
             yield
         finally:
             spent = self._clock() - started
-            self.latest_seconds[name] = spent
+            self.step_seconds[name] = self.step_seconds.get(name, 0.0) + spent
             self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + spent
 
     def record(self, committed: Sequence[Committed]) -> None:
