@@ -134,7 +134,7 @@ class TextGenerator:
         self, tokenized: TokenizedRequest, record: RequestRecord
     ) -> Iterator[tuple[Request, OutputProcessor]]:
         """Yield the engine's request and the processor of its output; register its names."""
-        table = StopTable(tokenized.stops)
+        table = self._stop_table(tokenized)
         params = tokenized.params
         mask = tokenized.grammar.mask(ignore_eos=params.ignore_eos) if tokenized.grammar else None
         request = Request(
@@ -176,6 +176,14 @@ class TextGenerator:
     async def _in_time(self, request: Request, generation: Coroutine[Any, Any, None]) -> None:
         is_queued = partial(self._engine.is_queued, request.request_id)
         await in_time(generation, self._limits, is_queued=is_queued)
+
+    def _stop_table(self, tokenized: TokenizedRequest) -> StopTable:
+        if not tokenized.stops or not tokenized.skip_special_tokens:
+            return StopTable(tokenized.stops)
+        hidden = self._text.skipped_tokens(
+            eos_token_ids=self._engine.info.eos_token_ids, kept_ids=tokenized.kept_ids
+        )
+        return StopTable(tokenized.stops, hidden=hidden)
 
     def _decoder(self, tokenized: TokenizedRequest) -> Decoder:
         return self._text.decoder(

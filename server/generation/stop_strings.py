@@ -2,13 +2,18 @@
 
 Both sides decode the same tokens one at a time and search the same table. So they find the same
 stop at the same token, however the engine groups tokens into events.
+
+Special tokens that the text leaves out can be part of a stop. In the searched text each of them is
+one character that no decoded text contains, its mark.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from server.text.detokenizer import Decoder
+
+_MARKS: Iterable[int] = range(0xD800, 0xE000)  # lone surrogates: no decoded text has them
 
 
 class StopTable:
@@ -18,12 +23,19 @@ class StopTable:
     does not depend on the number of stops. Immutable, so several searches can share it.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, hidden: Mapping[int, str] | None = None) -> None:
+        """hidden: the special tokens that the text leaves out, with their texts."""
         assert all(stops), f"an empty stop string: {stops!r}"
+        every_stop = "\n".join(stops)
+        used = {i: text for i, text in (hidden or {}).items() if text and text in every_stop}
+        self._marks = dict(zip(used, map(chr, _MARKS), strict=False))
+        self._by_searched = {stop: stop for stop in stops}
+        for stop in stops:
+            self._by_searched.setdefault(self._marked(stop, used), stop)
         self._next: list[dict[str, int]] = [{}]
         self._depth = [0]  # length of the prefix that a state represents
         self._longest = [0]  # length of the longest stop that ends in a state, or 0
-        for stop in stops:
+        for stop in self._by_searched:
             self._add(stop)
         self._fallback = [0] * len(self._next)
         self._link()
@@ -31,6 +43,19 @@ class StopTable:
     @property
     def is_empty(self) -> bool:
         return len(self._next) == 1
+
+    def mark(self, token_id: int) -> str:
+        """Return the character that represents this token in the searched text; "" without one."""
+        return self._marks.get(token_id, "")
+
+    def without_marks(self, text: str) -> str:
+        for mark in self._marks.values():
+            text = text.replace(mark, "")
+        return text
+
+    def stop_of(self, searched: str) -> str:
+        """Return the client's stop string for one that was found in the searched text."""
+        return self._by_searched[searched]
 
     def step(self, state: int, char: str) -> int:
         while state and char not in self._next[state]:
@@ -42,6 +67,12 @@ class StopTable:
 
     def longest(self, state: int) -> int:
         return self._longest[state]
+
+    def _marked(self, stop: str, texts: Mapping[int, str]) -> str:
+        """Replace the texts of special tokens by their marks, the longest text first."""
+        for token_id in sorted(self._marks, key=lambda i: len(texts[i]), reverse=True):
+            stop = stop.replace(texts[token_id], self._marks[token_id])
+        return stop
 
     def _add(self, stop: str) -> None:
         state = 0
@@ -112,14 +143,15 @@ class StopStringScanner:
 
     def __init__(self, *, decoder: Decoder, table: StopTable, min_tokens: int = 0) -> None:
         self._decoder = decoder
+        self._table = table
         self._search = StopSearch(table)
         self._num_remaining = min_tokens
 
     def feed(self, token_id: int) -> str | None:
         self._num_remaining -= 1
-        piece = self._decoder.push(token_id)
+        piece = self._decoder.push(token_id) + self._table.mark(token_id)
         match = self._search.feed(piece, is_active=self._num_remaining <= 0)
-        return match.stop if match else None
+        return self._table.stop_of(match.stop) if match else None
 
 
 class OutputText:
@@ -131,6 +163,7 @@ class OutputText:
 
     def __init__(self, *, decoder: Decoder, table: StopTable, min_tokens: int = 0) -> None:
         self._decoder = decoder
+        self._table = table
         self._search = StopSearch(table)
         self._num_remaining = min_tokens
         self._withheld = ""
@@ -143,19 +176,19 @@ class OutputText:
         if self._is_stopped:
             return ""
         self._num_remaining -= 1
-        piece = self._decoder.push(token_id)
+        piece = self._decoder.push(token_id) + self._table.mark(token_id)
         match = self._search.feed(piece, is_active=self._num_remaining <= 0)
         text = self._withheld + piece
         if match is None:
             keep_from = len(text) - self._search.num_undecided
             self._withheld = text[keep_from:]
-            return text[:keep_from]
+            return self._table.without_marks(text[:keep_from])
         self._is_stopped = True
-        return text[: len(self._withheld) + match.end - len(match.stop)]
+        return self._table.without_marks(text[: len(self._withheld) + match.end - len(match.stop)])
 
     def flush(self) -> str:
         """Return the remaining text after the last token; "" after a stop string."""
         if self._is_stopped:
             return ""
         self._is_stopped = True
-        return self._withheld + self._decoder.flush()
+        return self._table.without_marks(self._withheld) + self._decoder.flush()

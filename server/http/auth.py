@@ -26,6 +26,7 @@ class KeyRing:
 class ApiKeys:
     """Requires a key, as `Authorization: Bearer KEY` or `x-api-key: KEY`, on all but open paths.
 
+    Where a request has both headers, one right key is enough.
     Stores `is_admin` and `has_key` in the request's state, for `require_admin`.
     """
 
@@ -38,7 +39,7 @@ class ApiKeys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._open_paths:
             return await self._app(scope, receive, send)
-        given = _given_key(Headers(scope=scope))
+        given = _given_keys(Headers(scope=scope))
         has_admin_key, has_caller_key = (
             _is_one_of(given, self._admins),
             _is_one_of(given, self._callers),
@@ -64,17 +65,16 @@ def require_admin(request: Request) -> None:
     )
 
 
-def _given_key(headers: Headers) -> bytes:
-    """Return the key of either header as the bytes that were sent; empty without one."""
+def _given_keys(headers: Headers) -> list[bytes]:
+    """Return the keys of both headers as the bytes that were sent."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and key:
-        return key.encode("latin-1")
-    return headers.get("x-api-key", "").encode("latin-1")
+    keys = [key if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
+    return [key.encode("latin-1") for key in keys if key]
 
 
-def _is_one_of(given: bytes, keys: list[bytes]) -> bool:
-    """Compare with every key in constant time."""
-    return sum(hmac.compare_digest(given, key) for key in keys) > 0
+def _is_one_of(given: list[bytes], keys: list[bytes]) -> bool:
+    """Compare all with all in constant time."""
+    return sum(hmac.compare_digest(one, key) for one in given for key in keys) > 0
 
 
 _INVALID_KEY = Failure(

@@ -35,7 +35,7 @@ class Body(BaseModel):
             if name in cls.model_fields:
                 kept[name] = value
             elif name in cls.UNSERVED:
-                _check_neutral(name, value, cls.UNSERVED[name])
+                check_neutral(name, value, cls.UNSERVED[name])
             elif name not in cls.IGNORED:
                 raise cls._unknown_field(name)
         return kept
@@ -48,7 +48,8 @@ class Body(BaseModel):
         return field_error("unknown_field", quote(name)[1:-1], message)
 
 
-def _check_neutral(name: str, value: object, neutral: tuple[object, ...]) -> None:
+def check_neutral(name: str, value: object, neutral: tuple[object, ...]) -> None:
+    """Raise field_error unless the value is null or one of the neutral ones."""
     if value is None or any(
         value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral
     ):

@@ -155,9 +155,9 @@ class SamplingFields(Body):
     @field_validator("top_k")
     @classmethod
     def _check_top_k(cls, top_k: int | None) -> int | None:
-        if top_k is not None and (top_k < -1 or top_k == 0):
-            raise ValueError("must be -1 (off) or at least 1")
-        return top_k
+        if top_k is not None and top_k < -1:
+            raise ValueError("must be -1 or 0 (off), or at least 1")
+        return top_k or (None if top_k is None else -1)
 
     @field_validator("stop")
     @classmethod
@@ -184,7 +184,8 @@ class SamplingFields(Body):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def effective_seed(self) -> int | None:
-        return self.seed
+        """Return the seed; None for a random one, which -1 requests."""
+        return None if self.seed == -1 else self.seed
 
     @property
     def num_choices(self) -> int:

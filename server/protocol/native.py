@@ -44,7 +44,8 @@ class SamplingBody(OptionFields):
         return "min_new_tokens", self.min_new_tokens
 
     def effective_seed(self) -> int | None:
-        return self.seed if self.sampling_seed is None else self.sampling_seed
+        seed = self.seed if self.sampling_seed is None else self.sampling_seed
+        return None if seed == -1 else seed
 
     @model_validator(mode="after")
     def _one_seed(self) -> Self:

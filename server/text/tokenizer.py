@@ -57,6 +57,7 @@ class TextCodec:
         self._num_ids = 1 + max(self._ids.values())
         marked = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special_ids = frozenset(tokenizer.all_special_ids) | marked
+        self._names = {i: name for name, i in self._ids.items() if i in self._special_ids}
 
     @classmethod
     def load(
@@ -160,6 +161,17 @@ class TextCodec:
         closing = self.encode(after[0].lstrip(" "), add_special_tokens=False)
         return opening, frozenset(closing[:1]) & self._special_ids
 
+    def skipped_tokens(
+        self, *, eos_token_ids: Iterable[int], kept_ids: frozenset[int] = frozenset()
+    ) -> Mapping[int, str]:
+        """Return the texts of the tokens that a decoder skips, by id."""
+        return {
+            i: self._names[i] for i in self._skipped(eos_token_ids, kept_ids) & self._names.keys()
+        }
+
+    def _skipped(self, eos_token_ids: Iterable[int], kept_ids: frozenset[int]) -> frozenset[int]:
+        return (self._special_ids | frozenset(eos_token_ids)) - kept_ids
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(
             list(token_ids),
@@ -180,7 +192,7 @@ class TextCodec:
         """
         skipped: Set[int] = frozenset()
         if skip_special_tokens:
-            skipped = (self._special_ids | frozenset(eos_token_ids)) - kept_ids
+            skipped = self._skipped(eos_token_ids, kept_ids)
         if self._is_byte_level:
             return ByteDecoder(self._bytes_without(frozenset(skipped)))
         skips_in_tokenizer = skip_special_tokens and not kept_ids

@@ -107,9 +107,7 @@ def openai_routes(
             body.messages,
             body,
             names=_names("chatcmpl", request.state.request_id, None),
-            extras=ChatExtras(
-                tools=body.template_tools, template_kwargs=body.chat_template_kwargs or {}
-            ),
+            extras=ChatExtras(tools=body.template_tools, template_kwargs=body.template_kwargs),
             tool_choice=body.tool_choice_mode(),
             logprobs=body.logprob_options(),
         )

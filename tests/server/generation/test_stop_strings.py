@@ -11,7 +11,7 @@ from server.generation.stop_strings import (
     StopStringScanner,
     StopTable,
 )
-from tests.support.server.byte_text import byte_codec
+from tests.support.server.byte_text import BOS, EOS, byte_codec
 
 CODEC = byte_codec()
 TEXT = "ab日本👍e\u0301 ab"
@@ -119,3 +119,40 @@ def test_the_complete_one_of_a_hundred_long_stops_is_found() -> None:
     assert [search.feed("a") for _ in range(2000)] == [None] * 2000
     assert search.num_undecided == 150
     assert search.feed("-42. and more") == StopMatch(stops[42], 4)
+
+
+HIDDEN = CODEC.skipped_tokens(eos_token_ids=[EOS])  # their texts are "256" and "257"
+
+
+def shown_and_stop(token_ids: list[int], stops: list[str]) -> tuple[str, str | None]:
+    """Return the text with hidden special tokens, and the stop that the scanner finds."""
+    table = StopTable(stops, hidden=HIDDEN)
+    scanner = StopStringScanner(decoder=CODEC.decoder(), table=table)
+    output = OutputText(decoder=CODEC.decoder(), table=table)
+    text = "".join(map(output.push, token_ids)) + output.flush()
+    return text, next((stop for stop in map(scanner.feed, token_ids) if stop), None)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "stops", "text", "stop"),
+    [
+        ([*b"ab", EOS, *b"c"], ["257"], "ab", "257"),
+        ([*b"ab257c"], ["257"], "ab", "257"),  # the same text in other tokens
+        ([*b"ab", EOS, 10, *b"c"], ["257\n"], "ab", "257\n"),
+        ([*b"ab", EOS, *b"c"], ["257\n", "c"], "ab", "c"),  # withheld, then no stop
+        ([*b"ab", EOS, *b"c"], ["b257c"], "a", "b257c"),
+        ([*b"a", BOS, EOS, *b"c"], ["256257"], "a", "256257"),
+        ([*b"ab", BOS, *b"c"], ["257"], "abc", None),
+        ([*b"a", EOS, *b"b"], ["ab"], "", "ab"),  # a token of no stop is not in the text
+    ],
+)
+def test_a_stop_may_contain_special_tokens_that_the_text_leaves_out(
+    token_ids: list[int], stops: list[str], text: str, stop: str | None
+) -> None:
+    assert shown_and_stop(token_ids, stops) == (text, stop)
+
+
+def test_a_special_token_stops_only_from_min_tokens_on() -> None:
+    table = StopTable(["257"], hidden=HIDDEN)
+    scanner = StopStringScanner(decoder=CODEC.decoder(), table=table, min_tokens=3)
+    assert [scanner.feed(token_id) for token_id in (EOS, EOS, EOS)] == [None, None, "257"]

@@ -38,6 +38,21 @@ def test_every_route_but_health_needs_a_key(connect: Connect, route: str) -> Non
             assert status == (404 if route == "/nope" else 200)
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({**bearer("wrong"), "x-api-key": "right"}, 200),
+        ({**bearer("right"), "x-api-key": "wrong"}, 200),
+        ({"authorization": "Basic abc", "x-api-key": "right"}, 200),
+        ({**bearer("wrong"), "x-api-key": "wrong"}, 401),
+    ],
+)
+def test_one_right_key_is_enough_where_both_headers_are_sent(
+    connect: Connect, headers: dict[str, str], status: int
+) -> None:
+    assert connect(keys=BOTH).get("/v1/models", headers=headers).status_code == status
+
+
 def test_health_is_open_and_generate_is_not(connect: Connect) -> None:
     engine = FakeEngine()
     client = connect(engine, keys=BOTH)

@@ -1,12 +1,13 @@
 """Sampling options and log probabilities on every route."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from engine import EngineSamplingParams
 from tests.server.conftest import Connect
-from tests.support.server.byte_text import BOS, EOS
+from tests.support.server.byte_text import BOS, EOS, ByteTokenizer
 from tests.support.server.fakes import FakeEngine
 from tests.support.server.responses import events_of
 
@@ -55,6 +56,33 @@ def test_a_missing_repetition_penalty_is_the_models(connect: Connect, at: int) -
     route, body = _bodies()[at]
     client.post(route, json=body)
     assert engine.requests[0].params.repetition_penalty == 1.1
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_seed_minus_one_is_random_and_top_k_zero_is_off(connect: Connect, at: int) -> None:
+    engine = FakeEngine()
+    route, body = _bodies(seed=-1, top_k=0)[at]
+    assert connect(engine, default_sampling={"top_k": 20}).post(route, json=body).status_code == 200
+    assert (engine.requests[0].params.seed, engine.requests[0].params.top_k) == (None, -1)
+
+
+def test_sampling_seed_minus_one_is_random(connect: Connect) -> None:
+    engine = FakeEngine()
+    connect(engine).post("/generate", json={"text": "hi", PARAMS: {"sampling_seed": -1}})
+    assert engine.requests[0].params.seed is None
+
+
+def test_reasoning_effort_none_turns_thinking_off_in_the_template(connect: Connect) -> None:
+    engine = FakeEngine()
+    with patch.object(
+        ByteTokenizer, "apply_chat_template", autospec=True, return_value="text"
+    ) as template:
+        for fields in ({}, {"reasoning_effort": "none"}):
+            body = {"messages": USER, **fields}
+            connect(engine).post("/v1/chat/completions", json=body).raise_for_status()
+    options = [call.kwargs for call in template.call_args_list]
+    assert "enable_thinking" not in options[0]
+    assert options[1]["enable_thinking"] is False
 
 
 @pytest.mark.parametrize("at", range(3))

@@ -303,3 +303,18 @@ def test_each_request_with_stops_has_a_separate_scanner(connect: Connect) -> Non
     scanners = [request.stop_scanner for request in engine.requests]
     assert None not in scanners
     assert scanners[0] is not scanners[1]
+
+
+@pytest.mark.parametrize("keeps_special", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_that_is_a_special_token_ends_the_completion(
+    connect: Connect, stream: bool, keeps_special: bool
+) -> None:
+    engine = FakeEngine(lambda request: [*b"ab", BOS, *b"c"])
+    stop = "<s>" if keeps_special else "256"  # the byte tokenizer decodes 256 as <s>
+    params = {"stop": [stop], "skip_special_tokens": not keeps_special}
+    body = {"text": "hi", "sampling_params": params, "stream": stream}
+    response = connect(engine).post("/generate", json=body)
+    completion = events_of(response.text)[-1] if stream else response.json()
+    assert completion["text"] == "ab"
+    assert completion["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
