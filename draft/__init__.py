@@ -9,7 +9,7 @@ calibration   fits the confidence head's temperatures
 
 from draft.checkpoint.loading import load_network
 from draft.checkpoint.reading import read_config
-from draft.config import DSparkConfig, LayerConfig, TargetFacts
+from draft.config import DecoderVariant, DSparkConfig, LayerConfig, TargetFacts
 from draft.context.context_kernel import ContextKernel
 from draft.context.context_kv import ContextKVMode, ContextKVPath, ContextKVWriter
 from draft.errors import DraftLoadError
@@ -33,6 +33,7 @@ __all__ = [
     "DSparkConfig",
     "DSparkNetwork",
     "DSparkProposer",
+    "DecoderVariant",
     "DraftBlock",
     "DraftLoadError",
     "LayerConfig",

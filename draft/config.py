@@ -10,6 +10,8 @@ from draft.errors import DraftLoadError
 from kv_pool import KVShape
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
+Activation = Literal["silu", "gelu_tanh"]
+ValueKind = Literal["projected", "normed_projection", "normed_keys"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,29 @@ class LayerConfig:
     rope_theta: float
     sliding_window: int | None = None  # tokens; None: the whole past
     causal: bool = False  # a slot does not attend to later slots of its block
+    rotary_fraction: float = 1.0  # of the frequencies; the rest of the head is not rotated
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderVariant:
+    """Describes how a draft's decoder differs from Qwen3's, which the defaults describe."""
+
+    activation: Activation = "silu"
+    attention_scale: float | None = None  # None: head_dim ** -0.5
+    values: ValueKind = "projected"  # normed: per head, without a weight; keys: before their norm
+    norms_outputs: bool = False  # attention and feed-forward outputs are normed before they add
+    scales_layers: bool = False  # a layer's output is multiplied by its layer_scalar
+    scales_embeddings: bool = False  # by sqrt(hidden_size), rounded to the embedding's dtype
+    logit_cap: float | None = None  # base logits become cap * tanh(logits / cap)
+
+    @property
+    def shares_kv(self) -> bool:
+        """Whether keys and values come from one projection."""
+        return self.values == "normed_keys"
+
+    @property
+    def norms_values(self) -> bool:
+        return self.values != "projected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +86,7 @@ class DSparkConfig:
     ties_embeddings: bool = False  # lm_head and embedding are one matrix
     sample_from_anchor: bool = True
     draft_vocab_size: int | None = None  # None: the target's whole vocabulary
+    variant: DecoderVariant = DecoderVariant()
 
     @property
     def num_layers(self) -> int:

@@ -5,7 +5,8 @@ Used by both checkpoint formats.
 
 from typing import cast
 
-from draft.checkpoint.backbone_fields import check_fits, read_heads, read_layers
+from draft.checkpoint.backbone_fields import check_fits
+from draft.checkpoint.decoder_variants import Decoder
 from draft.checkpoint.fields import Fields
 from draft.config import DSparkConfig, MarkovKind, TargetFacts
 from draft.errors import DraftLoadError
@@ -15,35 +16,33 @@ _MARKOV_KINDS = ("vanilla", "gated", "rnn")
 
 def read_draft(
     fields: Fields,
-    decoder: Fields,
+    backbone: Fields,
+    decoder: Decoder,
     *,
     target: TargetFacts,
     tap_layers: tuple[int, ...],
     ties_embeddings: bool,
-    causal_windows: bool = False,
 ) -> DSparkConfig:
-    """Read the draft's fields, and its layers from the fields of a decoder's config.
+    """Read the draft's fields. backbone: the fields that `decoder` was read from.
 
-    causal_windows: see read_layers. Raises DraftLoadError for a field that is missing, unknown, or
-    does not fit the target.
+    Raises DraftLoadError for a field that is missing, unknown, or does not fit the target.
     """
-    check_fits(decoder, "hidden_size", target.hidden_size)
-    check_fits(decoder, "vocab_size", target.vocab_size)
-    decoder.choice("hidden_act", ["silu"], default="silu")
-    num_heads, num_kv_heads, head_dim = read_heads(decoder)
+    check_fits(backbone, "hidden_size", target.hidden_size)
+    check_fits(backbone, "vocab_size", target.vocab_size)
     samples_anchor, block_size = _read_block(fields)
     kind, rank = _read_markov(fields)
     has_confidence, with_markov = _read_confidence(fields, has_markov=kind is not None)
     return DSparkConfig(
         hidden_size=target.hidden_size,
-        intermediate_size=decoder.integer("intermediate_size", minimum=1),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        intermediate_size=backbone.integer("intermediate_size", minimum=1),
+        num_heads=decoder.heads.num_heads,
+        num_kv_heads=decoder.heads.num_kv_heads,
+        head_dim=decoder.heads.head_dim,
         vocab_size=target.vocab_size,
-        rms_norm_eps=decoder.positive_number("rms_norm_eps"),
-        attention_bias=decoder.flag("attention_bias", default=False),
-        layers=read_layers(decoder, causal_windows=causal_windows),
+        rms_norm_eps=backbone.positive_number("rms_norm_eps"),
+        attention_bias=backbone.flag("attention_bias", default=False),
+        layers=decoder.layers,
+        variant=decoder.variant,
         block_size=block_size,
         mask_token_id=_read_mask_token_id(fields, vocab_size=target.vocab_size),
         tap_layers=tap_layers,

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 
 from draft.checkpoint.backbone_fields import check_fits
+from draft.checkpoint.decoder_variants import read_qwen3
 from draft.checkpoint.draft_fields import read_draft
 from draft.checkpoint.fields import Fields
 from draft.config import DSparkConfig, TargetFacts, check_taps
@@ -49,13 +50,15 @@ def read_speculators(values: Mapping[str, object], *, target: TargetFacts) -> DS
     fields.choice("speculators_model_type", ["dspark"])
     check_fits(fields, "target_hidden_size", target.hidden_size, found=target.hidden_size)
     _warn_of_absent_convention(fields)
+    backbone = _layer_fields(fields)
+    causal_windows = not fields.flag("sliding_window_non_causal", default=False)
     return read_draft(
         fields,
-        _layer_fields(fields),
+        backbone,
+        read_qwen3(backbone, causal_windows=causal_windows),
         target=target,
         tap_layers=_taps(fields, target),
         ties_embeddings=False,
-        causal_windows=not fields.flag("sliding_window_non_causal", default=False),
     )
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from draft.network.attention import BlockAttention
 from draft.network.linear import LinearFunction
-from draft.network.norm import RMSNorm
+from draft.network.norm import RMSNorm, normed
 from draft.network.rotary import RotaryTable, rotate
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter)  # exactly these: a quantised tensor is a subclass
@@ -23,7 +23,7 @@ _View = tuple[int, bool, type[Tensor], torch.dtype, torch.device, torch.Size]
 def why_not_stacked(attentions: Sequence[BlockAttention]) -> str | None:
     """Return the first reason why these layers cannot be stacked; None if they can."""
     for attention in attentions:
-        for name, module in (("k_proj", attention.k_proj), ("v_proj", attention.v_proj)):
+        for name, module in zip(("k_proj", "v_proj"), attention.kv_projections, strict=False):
             obstacle = _linear_obstacle(module)
             if obstacle is not None:
                 return f"layers.{attention.layer}.self_attn.{name} {obstacle}"
@@ -50,7 +50,7 @@ def _difference(attentions: Sequence[BlockAttention]) -> str | None:
         return "only some of the projections have a bias"
     if len({a.k_norm.eps for a in attentions}) > 1:
         return "the epsilon of k_norm differs between layers"
-    if len({(a.rotary.theta, a.rotary.num_positions) for a in attentions}) > 1:
+    if len({(r.theta, r.fraction, r.num_positions) for r in (a.rotary for a in attentions)}) > 1:
         return "RoPE parameters differ between layers"
     tensors = [t for a in attentions for t in _parameters(a) if t is not None]
     kinds: Sequence[Sequence[Tensor]] = (
@@ -79,6 +79,8 @@ class StackedKV:
                    ^ layers.0 k_proj.weight is this view   ^ layers.1 k_proj.weight
         norm     [ k_norm of layer 0 | k_norm of layer 1 | ... ]                       x D
 
+    Where keys and values share a projection, there are K rows only.
+
     The layers' parameters are views into these tensors. Nothing is stored twice, and an in-place
     change of a parameter (weight.data += d, copy_, load_state_dict) changes the stacked tensor
     too. `is_current` detects a replaced tensor or module.
@@ -88,6 +90,8 @@ class StackedKV:
     bias: Float[Tensor, "L2HD"] | None
     norm: Float[Tensor, "L 1 D"]
     eps: float
+    shares_kv: bool  # no V rows: the values are the keys before norm and rotation
+    norms_values: bool  # per head, without a weight
     rotary: RotaryTable
     views: tuple[tuple[_View | None, ...], ...]  # by layer
 
@@ -106,6 +110,8 @@ class StackedKV:
             bias=bias,
             norm=norm.view(len(attentions), 1, -1),
             eps=first.k_norm.eps,
+            shares_kv=first.v_proj is None,
+            norms_values=first.norms_values,
             rotary=first.rotary,
             views=tuple(_views(attention) for attention in attentions),
         )
@@ -120,14 +126,14 @@ class StackedKV:
 
     def _is_current(self, attention: BlockAttention, views: tuple[_View | None, ...]) -> bool:
         modules = _modules(attention)
-        k_proj, v_proj, k_norm = modules["k_proj"], modules["v_proj"], modules["k_norm"]
+        k_norm = modules["k_norm"]
+        projections = [modules[name] for name in ("k_proj", "v_proj") if name in modules]
         return (
-            type(k_proj) is nn.Linear
-            and type(v_proj) is nn.Linear
+            all(type(projection) is nn.Linear for projection in projections)
             and type(k_norm) is RMSNorm
             and k_norm.eps == self.eps
             and modules["rotary"] is self.rotary
-            and not any(map(_has_hooks, (k_proj, v_proj, k_norm)))
+            and not any(map(_has_hooks, (*projections, k_norm)))
             and _views(attention) == views
         )
 
@@ -144,8 +150,11 @@ class StackedKV:
         """
         num_layers, _, head_dim = self.norm.shape
         stacked = linear(context, self.weight, self.bias)
-        stacked = stacked.view(context.shape[0], num_layers, 2, -1, head_dim)
-        keys, values = stacked.unbind(2)  # (N, L, H, D)
+        parts = 1 if self.shares_kv else 2
+        stacked = stacked.view(context.shape[0], num_layers, parts, -1, head_dim)
+        keys, values = stacked[:, :, 0], stacked[:, :, -1]  # (N, L, H, D)
+        if self.norms_values:
+            values = normed(values, self.eps)
         keys = F.rms_norm(keys.float(), (head_dim,), None, self.eps) * self.norm.float()
         keys = rotate(keys.flatten(1, 2), self.rotary.at(positions)).to(context.dtype)
         return keys.view(values.shape).transpose(0, 1), values.transpose(0, 1)
@@ -166,7 +175,7 @@ def _gather(owners: Sequence[nn.Module], name: str) -> Tensor:
 
 def _projections(attentions: Sequence[BlockAttention]) -> list[nn.Linear]:
     """List K and V projections of every layer, in the order of the stacked rows."""
-    return [cast(nn.Linear, p) for a in attentions for p in (a.k_proj, a.v_proj)]
+    return [cast(nn.Linear, p) for a in attentions for p in a.kv_projections]
 
 
 def _modules(attention: BlockAttention) -> dict[str, nn.Module]:
@@ -175,9 +184,10 @@ def _modules(attention: BlockAttention) -> dict[str, nn.Module]:
 
 def _parameters(attention: BlockAttention) -> tuple[Tensor | None, ...]:
     modules = _modules(attention)
-    k_proj, v_proj, k_norm = (modules[name]._parameters for name in ("k_proj", "v_proj", "k_norm"))
-    weights = k_proj.get("weight"), v_proj.get("weight")
-    return *weights, k_proj.get("bias"), v_proj.get("bias"), k_norm.get("weight")
+    found = [
+        modules[name]._parameters for name in ("k_proj", "v_proj", "k_norm") if name in modules
+    ]
+    return *(p.get("weight") for p in found), *(p.get("bias") for p in found[:-1])
 
 
 def _views(attention: BlockAttention) -> tuple[_View | None, ...]:

@@ -1,7 +1,7 @@
 """Writes the stacked context KV in one Triton kernel: K norm, RoPE and the store of all layers.
 
     stacked row n   [ K of layer 0 | V of layer 0 | K of layer 1 | V of layer 1 | ... ]
-                       H heads x D
+                       H heads x D; without V where keys and values share a projection
     program (n, l)  reads its layer's two tiles [H, D], norms and rotates the first, and writes
                     both at slot[n] of layer l
 
@@ -48,6 +48,7 @@ class FusedContext:
             factors=stacked.rotary.factors,
             keys=pool.draft_keys,
             values=pool.draft_values,
+            norms_values=stacked.norms_values,
         )
         return True
 
@@ -62,15 +63,20 @@ def store_stacked(
     factors: Float[Tensor, "P 2 D"],
     keys: Float[Tensor, "L S H D"],
     values: Float[Tensor, "L S H D"],
+    norms_values: bool = False,
 ) -> None:
     """Norm and rotate every layer's keys; write keys and values to `slots` of the pool.
 
-    product       one row per token: each layer's keys, then its values
+    product       one row per token: each layer's keys, then its values; without the values, they
+                  are the keys before norm and rotation
+    norms_values  values are normed per head, without a weight
     factors       RotaryTable.factors: cosines, and sines whose first half is negated
     keys, values  the pool's storage; only `slots` change
     """
     num_layers, num_slots, num_heads, head_dim = keys.shape
-    assert product.shape[1] == 2 * num_layers * num_heads * head_dim, (product.shape, keys.shape)
+    parts, rest = divmod(product.shape[1], num_layers * num_heads * head_dim)
+    assert parts in (1, 2), (product.shape, keys.shape)
+    assert rest == 0, (product.shape, keys.shape)
     assert keys.is_contiguous(), keys.stride()
     assert values.is_contiguous(), values.stride()
     assert factors.is_contiguous(), factors.stride()
@@ -86,6 +92,8 @@ def store_stacked(
         num_slots,
         eps,
         L=num_layers,
+        PARTS=parts,
+        NORMS_VALUES=norms_values,
         H=num_heads,
         HALF=head_dim // 2,
         BLOCK_H=_power_of_two(num_heads),
@@ -112,6 +120,8 @@ def _store_kernel(  # type: ignore[no-untyped-def]
     num_slots,
     eps,
     L: tl.constexpr,
+    PARTS: tl.constexpr,
+    NORMS_VALUES: tl.constexpr,
     H: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -127,7 +137,7 @@ def _store_kernel(  # type: ignore[no-untyped-def]
     kept = (heads < H) & half
 
     D: tl.constexpr = 2 * HALF
-    source = product + row * (2 * L * H * D) + layer * (2 * H * D)
+    source = product + row * (PARTS * L * H * D) + layer * (PARTS * H * D)
     inside = heads * D + dims
     first = tl.load(source + inside, mask=kept, other=0.0).to(tl.float32)
     second = tl.load(source + inside + HALF, mask=kept, other=0.0).to(tl.float32)
@@ -150,6 +160,16 @@ def _store_kernel(  # type: ignore[no-untyped-def]
     target = (layer * num_slots + slot) * (H * D) + inside
     tl.store(keys + target, turned_first.to(keys.dtype.element_ty), mask=kept)
     tl.store(keys + target + HALF, turned_second.to(keys.dtype.element_ty), mask=kept)
-    value = source + H * D + inside
-    tl.store(values + target, tl.load(value, mask=kept, other=0.0), mask=kept)
-    tl.store(values + target + HALF, tl.load(value + HALF, mask=kept, other=0.0), mask=kept)
+    value = source + (PARTS - 1) * H * D + inside
+    first_value = tl.load(value, mask=kept, other=0.0)
+    second_value = tl.load(value + HALF, mask=kept, other=0.0)
+    if NORMS_VALUES:
+        first_value = first_value.to(tl.float32)
+        second_value = second_value.to(tl.float32)
+        square = tl.sum(first_value * first_value, axis=1)
+        square += tl.sum(second_value * second_value, axis=1)
+        scale = 1.0 / tl.sqrt(square / D + eps)
+        first_value = (first_value * scale[:, None]).to(values.dtype.element_ty)
+        second_value = (second_value * scale[:, None]).to(values.dtype.element_ty)
+    tl.store(values + target, first_value, mask=kept)
+    tl.store(values + target + HALF, second_value, mask=kept)

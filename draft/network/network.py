@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draft.config import DSparkConfig
+from draft.config import DecoderVariant, DSparkConfig
 from draft.network.attention import BlockAttend, BlockAttention
 from draft.network.draft_vocabulary import DraftVocabulary
 from draft.network.heads import ConfidenceHead, MarkovHead, build_markov_head
@@ -38,22 +38,23 @@ class DSparkNetwork(nn.Module):
         super().__init__()
         self.config = config
         size = config.hidden_size
+        rotations = [(layer.rope_theta, layer.rotary_fraction) for layer in config.layers]
         tables = {
-            theta: RotaryTable(
+            (theta, fraction): RotaryTable(
                 head_dim=config.head_dim,
                 theta=theta,
+                fraction=fraction,
                 num_positions=max_positions + config.num_slots,
                 device=device or torch.get_default_device(),
             )
-            for theta in {layer.rope_theta for layer in config.layers}
+            for theta, fraction in set(rotations)
         }
         self.embed_tokens = nn.Embedding(config.vocab_size, size)
         self.lm_head: nn.Module = nn.Linear(size, config.num_outputs, bias=False)
         self.fc: nn.Module = nn.Linear(config.aux_size, size, bias=False)
         self.hidden_norm = RMSNorm(size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(
-            DraftLayer(config, index, tables[layer.rope_theta])
-            for index, layer in enumerate(config.layers)
+            DraftLayer(config, index, tables[rotation]) for index, rotation in enumerate(rotations)
         )
         self.norm = RMSNorm(size, eps=config.rms_norm_eps)
         self.markov_head = _markov_head(config)
@@ -92,12 +93,19 @@ class DSparkNetwork(nn.Module):
         self, ids: Int[Tensor, "B N"], positions: Int[Tensor, "B N"], block: BlockAttend
     ) -> Float[Tensor, "B N E"]:
         """Compute the blocks' hidden states after the final norm."""
-        x: Tensor = self.embed_tokens(ids.flatten()).to(self.dtype)  # (B * N, E)
+        x = self._embed(ids.flatten())
         rotations = self.rotations(positions.flatten())
         for layer in self.layers:
             x = layer(x, rotations, block)
         hidden: Tensor = self.norm(x)
         return hidden.view(*ids.shape, -1)
+
+    def _embed(self, ids: Int[Tensor, "T"]) -> Float[Tensor, "T E"]:
+        x: Tensor = self.embed_tokens(ids).to(self.dtype)
+        if not self.config.variant.scales_embeddings:
+            return x
+        scale = torch.tensor(x.shape[-1] ** 0.5, dtype=self.embed_tokens.weight.dtype)
+        return x * scale
 
     def predicting(
         self, hidden: Float[Tensor, "B N E"], anchor_ids: Int[Tensor, "B"]
@@ -118,7 +126,8 @@ class DSparkNetwork(nn.Module):
     def base_logits(self, hidden: Float[Tensor, "B K E"]) -> Float[Tensor, "B K Vd"]:
         """Compute logits over the draft vocabulary, without the Markov head's bias."""
         logits: Tensor = self.lm_head(hidden)
-        return logits
+        cap = self.config.variant.logit_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def confidence_logits(
         self,
@@ -144,22 +153,28 @@ class DSparkNetwork(nn.Module):
 
 
 class DraftLayer(nn.Module):
+    """Runs one decoder layer; DecoderVariant describes its norms, activation and scale.
+
+        x = x + attention(input norm(x));  x = x + feed-forward(post-attention norm(x))
+
+    A variant that norms outputs adds post-attention norm(attention(...)) instead, and puts the
+    feed-forward network between two norms.
+    """
+
+    layer_scalar: Float[Tensor, "1"] | None
+
     def __init__(self, config: DSparkConfig, index: int, rotary: RotaryTable) -> None:
         super().__init__()
-        self.self_attn = BlockAttention(
-            layer=index,
-            hidden_size=config.hidden_size,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            bias=config.attention_bias,
-            eps=config.rms_norm_eps,
-            window=config.layers[index].sliding_window,
-            rotary=rotary,
-        )
-        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
-        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        variant, size, eps = config.variant, config.hidden_size, config.rms_norm_eps
+        self.self_attn = BlockAttention(config, layer=index, rotary=rotary)
+        self.mlp = GatedMLP(size, config.intermediate_size, variant=variant)
+        self.input_layernorm = RMSNorm(size, eps=eps)
+        self.post_attention_layernorm = RMSNorm(size, eps=eps)
+        self.norms_outputs = variant.norms_outputs
+        if variant.norms_outputs:
+            self.pre_feedforward_layernorm = RMSNorm(size, eps=eps)
+            self.post_feedforward_layernorm = RMSNorm(size, eps=eps)
+        self.register_buffer("layer_scalar", torch.ones(1) if variant.scales_layers else None)
 
     def forward(
         self,
@@ -167,21 +182,30 @@ class DraftLayer(nn.Module):
         rotations: dict[RotaryTable, Rotation],
         block: BlockAttend,
     ) -> Float[Tensor, "T E"]:
-        rotation = rotations[self.self_attn.rotary]
-        x = x + self.self_attn(self.input_layernorm(x), rotation, block)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+        attended = self.self_attn(self.input_layernorm(x), rotations[self.self_attn.rotary], block)
+        if self.norms_outputs:
+            x = x + self.post_attention_layernorm(attended)
+            x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        else:
+            x = x + attended
+            x = x + self.mlp(self.post_attention_layernorm(x))
+        return x if self.layer_scalar is None else x * self.layer_scalar
 
 
 class GatedMLP(nn.Module):
-    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, variant: DecoderVariant
+    ) -> None:
         super().__init__()
+        self.activation = variant.activation
         self.gate_proj: nn.Module = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.up_proj: nn.Module = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj: nn.Module = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: Float[Tensor, "T E"]) -> Float[Tensor, "T E"]:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate = self.gate_proj(x)
+        gate = F.silu(gate) if self.activation == "silu" else F.gelu(gate, approximate="tanh")
+        out: Tensor = self.down_proj(gate * self.up_proj(x))
         return out
 
 

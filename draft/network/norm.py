@@ -1,4 +1,4 @@
-"""Defines RMSNorm."""
+"""Defines RMSNorm, with and without a weight."""
 
 import torch
 from jaxtyping import Float
@@ -19,3 +19,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*N E"]) -> Float[Tensor, "*N E"]:
         return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
+
+
+def normed(x: Float[Tensor, "*N D"], eps: float) -> Float[Tensor, "*N D"]:
+    """Compute x / rms(x) over the last dimension, in float32 internally."""
+    return F.rms_norm(x, x.shape[-1:], None, eps)

@@ -1,4 +1,4 @@
-"""Implements rotary position embedding (RoPE): full width, NeoX style halves."""
+"""Implements rotary position embedding (RoPE) in NeoX style halves."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,11 +23,19 @@ class RotaryTable(nn.Module):
     """
 
     def __init__(
-        self, *, head_dim: int, theta: float, num_positions: int, device: torch.device
+        self,
+        *,
+        head_dim: int,
+        theta: float,
+        num_positions: int,
+        device: torch.device,
+        fraction: float = 1.0,
     ) -> None:
+        """fraction: of the frequencies, the fastest ones; the others are zero."""
         super().__init__()
         self.theta = theta
-        self._table = _factors(head_dim, theta, num_positions, device)
+        self.fraction = fraction
+        self._table = _factors(head_dim, theta, fraction, num_positions, device)
 
     @property
     def num_positions(self) -> int:
@@ -58,10 +66,12 @@ def rotate(x: Float[Tensor, "T H D"], rotation: Rotation) -> Float[Tensor, "T H 
 
 
 def _factors(
-    head_dim: int, theta: float, num_positions: int, device: torch.device
+    head_dim: int, theta: float, fraction: float, num_positions: int, device: torch.device
 ) -> Float[Tensor, "P 2 D"]:
     steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+    frequencies = 1.0 / theta**steps
+    frequencies[int(fraction * head_dim // 2) :] = 0
     positions = torch.arange(num_positions, dtype=torch.float32, device=device)
-    angles = positions[:, None] * (1.0 / theta**steps)  # (P, D / 2)
+    angles = positions[:, None] * frequencies  # (P, D / 2)
     cos, sin = angles.cos(), angles.sin()
     return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], dim=1)

@@ -2,13 +2,13 @@
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from draft import DSparkNetwork
+from draft import DecoderVariant, DSparkNetwork
 from draft.network.heads import MarkovHead
 from draft.network.network import DraftLayer
 from draft.network.norm import RMSNorm
@@ -71,6 +71,9 @@ def bind(network: DSparkNetwork, pool: KVPool, kernels: KernelLibrary) -> Bindin
         raise CpuKernelsUnavailable("it has sliding or causal layers")
     if config.attention_bias:
         raise CpuKernelsUnavailable("its attention has biases")
+    differing = _differences(config.variant)
+    if differing:
+        raise CpuKernelsUnavailable(f"its decoder differs from Qwen3's: {', '.join(differing)}")
     if not kernels.has_head_dim(config.head_dim):
         raise CpuKernelsUnavailable(f"there is no code for a head_dim of {config.head_dim}")
     snapshot = NetworkSnapshot(network)
@@ -108,6 +111,15 @@ def bind(network: DSparkNetwork, pool: KVPool, kernels: KernelLibrary) -> Bindin
         chain=chain,
     )
     return Binding(run, draft, layers, snapshot, tuple(keeper.kept), chain_reason)
+
+
+def _differences(variant: DecoderVariant) -> list[str]:
+    plain = DecoderVariant()
+    return [
+        f"{field.name} {getattr(variant, field.name)}"
+        for field in fields(variant)
+        if getattr(variant, field.name) != getattr(plain, field.name)
+    ]
 
 
 def _layer(layer: DraftLayer, keys: Tensor, values: Tensor, keeper: "_Keeper") -> DraftLayerStruct:

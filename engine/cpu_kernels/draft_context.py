@@ -41,6 +41,8 @@ class CpuContextWriter:
         slots: Tensor,
     ) -> bool:
         """See draft.ContextKernel. Raises IndexError for a position or slot out of range."""
+        if stacked.shares_kv or stacked.norms_values:
+            return False
         fc, norm, table = network.fc, network.hidden_norm, stacked.rotary.factors
         if type(fc) is not nn.Linear or has_bias(fc) or type(norm) is not RMSNorm:
             return False

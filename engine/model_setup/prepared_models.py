@@ -129,5 +129,5 @@ def _prepare_cpu_kernels(
 
 def _to_be_stacked(draft: LoadedDraft) -> list[nn.Parameter]:
     """List the parameters that the context writer moves into its stacked storage."""
-    owners = [m for a in draft.network.attentions for m in (a.k_proj, a.v_proj, a.k_norm)]
+    owners = [m for a in draft.network.attentions for m in (*a.kv_projections, a.k_norm)]
     return [parameter for owner in owners for parameter in owner.parameters()]

@@ -18,8 +18,13 @@ from tests.support.draft.tiny import (
 )
 
 
-def test_there_are_five_folders() -> None:
-    assert len(FOLDERS) == 5
+def test_there_are_seven_folders() -> None:
+    assert len(FOLDERS) == 7
+
+
+# The original's confidences are this far from a float64 evaluation of the same weights: attention
+# with scale 1 amplifies rounding.
+_CONFIDENCE_TOLERANCE = {"gemma4_shared_kv": 2.1e-5}
 
 
 class _Served:
@@ -83,7 +88,9 @@ def test_both_rounds_give_the_original_tokens_and_confidences(
         assert block.draft_probs is None
         if "confidence_logits" in golden.tensors:
             assert block.confidence_logits is not None
-            assert_golden(block.confidence_logits[0], golden["confidence_logits"])
+            tolerance = _CONFIDENCE_TOLERANCE.get(name, 1e-5)
+            found = block.confidence_logits[0]
+            assert_golden(found, golden["confidence_logits"], tolerance=tolerance)
         else:
             assert block.confidence_logits is None
 

@@ -119,7 +119,7 @@ def _context_weights(draft: LoadedDraft | None) -> list[Tensor]:
     """Return the context matrices of a draft; empty without one."""
     if draft is None:
         return []
-    projections = [p for a in draft.network.attentions for p in (a.k_proj, a.v_proj)]
+    projections = [p for a in draft.network.attentions for p in a.kv_projections]
     return [_weight(module) for module in (draft.network.fc, *projections)]
 
 

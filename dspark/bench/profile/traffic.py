@@ -40,7 +40,7 @@ class DraftTraffic:
     head: int
     chain: int  # the Markov head's W2, once per token of the block
     kv_per_token: int
-    context_write: int  # fc, and every layer's k_proj and v_proj
+    context_write: int  # fc, and every layer's K and V projections
 
     @classmethod
     def of(cls, built: Built) -> "DraftTraffic | None":
@@ -50,7 +50,7 @@ class DraftTraffic:
         network, pool = built.draft.network, built.pool
         markov = network.markov_head
         written = [network.fc]
-        written += [p for a in network.attentions for p in (a.k_proj, a.v_proj)]
+        written += [p for a in network.attentions for p in a.kv_projections]
         return cls(
             layers=weight_bytes(network.layers),
             head=weight_bytes(network.lm_head),

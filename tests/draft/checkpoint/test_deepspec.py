@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from draft import DraftLoadError, DSparkConfig, LayerConfig, TargetFacts, read_config
+from draft import (
+    DecoderVariant,
+    DraftLoadError,
+    DSparkConfig,
+    LayerConfig,
+    TargetFacts,
+    read_config,
+)
 from tests.support.draft.golden import FOLDERS, facts_of
 from tests.support.draft.refusals import assert_names
 from tests.support.paths import GOLDEN
@@ -247,10 +254,47 @@ def test_a_missing_field_is_named(tmp_path: Path, field: str, null: bool) -> Non
     assert "found nothing" in str(refusal.value)
 
 
-def test_a_gemma_draft_is_refused_by_name_and_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(DraftLoadError, match="found Gemma4DSparkModel") as refusal:
-        read(tmp_path, changed(architectures=["Gemma4DSparkModel"]))
-    assert "none of this is implemented" in str(refusal.value)
+def test_an_unknown_architecture_is_refused_with_those_that_are_served(tmp_path: Path) -> None:
+    with pytest.raises(DraftLoadError, match="found Llama4DSparkModel") as refusal:
+        read(tmp_path, changed(architectures=["Llama4DSparkModel"]))
+    assert "Qwen3DSparkModel or Gemma4DSparkModel" in str(refusal.value)
+
+
+def test_a_gemma_config_gives_the_heads_of_its_global_layers_and_its_variant() -> None:
+    folder = GOLDEN / "gemma4_shared_kv"
+    config = read_config(folder, target=facts_of(folder))
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 1, 32)
+    assert config.layers == (LayerConfig(rope_theta=1e6, rotary_fraction=0.25),) * 3
+    assert config.variant == DecoderVariant(
+        activation="gelu_tanh",
+        attention_scale=1.0,
+        values="normed_keys",
+        norms_outputs=True,
+        scales_layers=True,
+        scales_embeddings=True,
+        logit_cap=30.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("enable_moe_block", True),
+        ("hidden_size_per_layer_input", 8),
+        ("num_kv_shared_layers", 1),
+        ("use_double_wide_mlp", True),
+        ("hidden_activation", "silu"),
+        ("layer_types", ["sliding_attention"] * 3),
+    ],
+)
+def test_parts_of_gemma_that_drafts_do_not_have_are_refused(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    folder = GOLDEN / "gemma4_shared_kv"
+    config = json.loads((folder / "config.json").read_text()) | {field: value}
+    with pytest.raises(DraftLoadError) as refusal:
+        read(tmp_path, config, facts_of(folder))
+    assert_names(refusal.value, field)
 
 
 def test_an_empty_folder_has_no_config(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft import ContextKVMode, DSparkNetwork
+from draft import ContextKVMode, DecoderVariant, DSparkNetwork
+from draft.config import ValueKind
 from draft.context.triton_context import FusedContext, store_stacked
 from tests.support.draft.context_writes import (
     TOLERANCE,
@@ -53,6 +54,18 @@ def test_heads_of_any_number_and_width(num_kv_heads: int, head_dim: int) -> None
     fused = written(network, "on", FusedContext(), 5)
     stacked = written(network, "on", None, 5)
     torch.testing.assert_close(fused, stacked, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("values", ["normed_keys", "normed_projection"])
+def test_normed_values_are_the_numbers_of_the_per_layer_path(
+    values: ValueKind, dtype: torch.dtype
+) -> None:
+    network = network_of(dtype, variant=DecoderVariant(values=values))
+    fused = written(network, "on", FusedContext(), 7)
+    per_layer = written(network, "off", None, 7)
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(fused, per_layer, rtol=tolerance, atol=tolerance)
 
 
 def test_other_slots_do_not_change() -> None:

@@ -67,8 +67,8 @@ def rounds_of(name: str) -> list[Round]:
     return rounds
 
 
-def assert_golden(found: Tensor, golden: Tensor) -> None:
+def assert_golden(found: Tensor, golden: Tensor, *, tolerance: float = 1e-5) -> None:
     """Check a float32 tensor to 1e-5 of its largest magnitude, the reference's tolerance."""
     assert found.shape == golden.shape
     worst = (found - golden).abs().max() / golden.abs().max()
-    assert worst <= 1e-5, f"off by {worst:.2e} of the largest magnitude"
+    assert worst <= tolerance, f"off by {worst:.2e} of the largest magnitude"
