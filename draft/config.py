@@ -55,6 +55,19 @@ class DecoderVariant:
         return self.values != "projected"
 
 
+def gemma4_variant(*, shares_kv: bool, logit_cap: float | None) -> DecoderVariant:
+    """Describe Gemma 4's decoder. shares_kv: its attention_k_eq_v."""
+    return DecoderVariant(
+        activation="gelu_tanh",
+        attention_scale=1.0,
+        values="normed_keys" if shares_kv else "normed_projection",
+        norms_outputs=True,
+        scales_layers=True,
+        scales_embeddings=True,
+        logit_cap=logit_cap,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class DSparkConfig:
     """Describes a draft. Readers in draft/checkpoint build it from a config.json.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from draft.checkpoint.backbone_fields import Heads, read_heads, read_layers
 from draft.checkpoint.fields import Fields
-from draft.config import DecoderVariant, LayerConfig
+from draft.config import DecoderVariant, LayerConfig, gemma4_variant
 from draft.errors import DraftLoadError
 
 # Parts of Gemma 4 that a draft does not have: the value that switches each off.
@@ -46,13 +46,8 @@ def read_gemma4(fields: Fields) -> Decoder:
     shares_kv = fields.flag("attention_k_eq_v", default=False)
     kv_heads = "num_global_key_value_heads" if shares_kv else "num_key_value_heads"
     capped = fields.find("final_logit_softcapping") is not None
-    variant = DecoderVariant(
-        activation="gelu_tanh",
-        attention_scale=1.0,
-        values="normed_keys" if shares_kv else "normed_projection",
-        norms_outputs=True,
-        scales_layers=True,
-        scales_embeddings=True,
+    variant = gemma4_variant(
+        shares_kv=shares_kv,
         logit_cap=fields.positive_number("final_logit_softcapping") if capped else None,
     )
     return Decoder(

@@ -31,7 +31,6 @@ def read_deepspec(fields: Fields, *, target: TargetFacts) -> DSparkConfig:
 def _architecture(fields: Fields) -> str:
     found = fields.find("architectures")
     name = found[0] if isinstance(found, list) and found else found
-    name = None if name is None else str(name)
-    if name not in DECODERS:
+    if str(name) not in DECODERS:
         raise DraftLoadError("architectures", found=name, accepted=" or ".join(DECODERS))
-    return name
+    return str(name)

@@ -1,6 +1,7 @@
 """Defines DSparkNetwork: tapped hidden states to context, a block of masks to base logits."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import cast
 
 import torch
@@ -104,8 +105,7 @@ class DSparkNetwork(nn.Module):
         x: Tensor = self.embed_tokens(ids).to(self.dtype)
         if not self.config.variant.scales_embeddings:
             return x
-        scale = torch.tensor(x.shape[-1] ** 0.5, dtype=self.embed_tokens.weight.dtype)
-        return x * scale
+        return x * _rounded(x.shape[-1] ** 0.5, self.embed_tokens.weight.dtype)
 
     def predicting(
         self, hidden: Float[Tensor, "B N E"], anchor_ids: Int[Tensor, "B"]
@@ -126,8 +126,7 @@ class DSparkNetwork(nn.Module):
     def base_logits(self, hidden: Float[Tensor, "B K E"]) -> Float[Tensor, "B K Vd"]:
         """Compute logits over the draft vocabulary, without the Markov head's bias."""
         logits: Tensor = self.lm_head(hidden)
-        cap = self.config.variant.logit_cap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        return cap_logits(logits, self.config.variant.logit_cap)
 
     def confidence_logits(
         self,
@@ -150,6 +149,17 @@ class DSparkNetwork(nn.Module):
         """Look up each distinct rotary table once."""
         tables = {attention.rotary for attention in self.attentions}
         return {table: table.at(positions) for table in tables}
+
+
+@lru_cache
+def _rounded(number: float, dtype: torch.dtype) -> float:
+    """Round a number to dtype."""
+    return torch.tensor(number, dtype=dtype).item()
+
+
+def cap_logits(logits: Float[Tensor, "*B V"], cap: float | None) -> Float[Tensor, "*B V"]:
+    """Compute cap * tanh(logits / cap); None: no cap."""
+    return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 class DraftLayer(nn.Module):

@@ -106,6 +106,11 @@ def by_transformers_alone(model: nn.Module, attention: str = "eager") -> Iterato
         model.set_attn_implementation(before)  # type: ignore[operator]
 
 
+def fastest_attention(model: nn.Module) -> str:
+    """Return the fastest of transformers' attention implementations that the model supports."""
+    return "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
+
+
 def dense_reference(
     model: nn.Module, layer_ids: tuple[int, ...], ids: Tensor
 ) -> tuple[Tensor, Tensor]:

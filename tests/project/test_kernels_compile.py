@@ -19,7 +19,27 @@ STORE = {
         "num_slots": "i32",
         "eps": "fp32",
     },
-    "constants": {"L": 5, "H": 8, "HALF": 64, "BLOCK_H": 8, "BLOCK_HALF": 64},
+    "constants": {
+        "L": 5,
+        "PARTS": 2,
+        "NORMS_VALUES": False,
+        "H": 8,
+        "HALF": 64,
+        "BLOCK_H": 8,
+        "BLOCK_HALF": 64,
+    },
+}
+STORE_SHARED = {
+    **STORE,
+    "constants": {
+        "L": 5,
+        "PARTS": 1,
+        "NORMS_VALUES": True,
+        "H": 1,
+        "HALF": 256,
+        "BLOCK_H": 1,
+        "BLOCK_HALF": 256,
+    },
 }
 ATTEND_TYPES = {
     **dict.fromkeys(["query", "keys", "values"], "*bf16"),
@@ -82,7 +102,9 @@ COMBINE = {
 
 
 @pytest.mark.parametrize(
-    "kernel", [STORE, VERIFY, PROMPT, COMBINE], ids=["store", "verify", "prompt", "combine"]
+    "kernel",
+    [STORE, STORE_SHARED, VERIFY, PROMPT, COMBINE],
+    ids=["store", "store_shared", "verify", "prompt", "combine"],
 )
 def test_it_compiles_for_the_released_shapes(kernel: dict[str, object]) -> None:
     run = subprocess.run(

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.api import EngineSamplingParams, Request
 from engine.core.engine_core import EngineCore
 from engine.core.offline import drive
-from engine.loading.target import LoadedTarget, by_transformers_alone
+from engine.loading.target import LoadedTarget, by_transformers_alone, fastest_attention
 
 TIE = 1e-4  # top-2 gap of the reference's logits below which either choice is right
 
@@ -69,7 +69,8 @@ def generate_reference(
     streamer receives the prompt and every token.
     """
     ids = torch.tensor([list(prompt)], device=next(target.model.parameters()).device)
-    with by_transformers_alone(target.model, "sdpa"), torch.inference_mode():
+    attention = fastest_attention(target.model)
+    with by_transformers_alone(target.model, attention), torch.inference_mode():
         output: Tensor = target.model.generate(  # type: ignore[operator]
             ids,
             attention_mask=torch.ones_like(ids),
@@ -130,7 +131,8 @@ def first_difference(
 def top2_gap(target: LoadedTarget, ids: Sequence[int]) -> float:
     """Return the gap between the two largest next-token logits of the dense model."""
     device = next(target.model.parameters()).device
-    with by_transformers_alone(target.model, "sdpa"), torch.inference_mode():
+    attention = fastest_attention(target.model)
+    with by_transformers_alone(target.model, attention), torch.inference_mode():
         output = target.model(
             input_ids=torch.tensor([list(ids)], device=device), use_cache=False, logits_to_keep=1
         )

@@ -15,7 +15,7 @@ from dspark.training.data.hidden_states import HiddenStateReader
 from dspark.training.data.sequence_examples import SequenceExamples, cache_bytes
 from dspark.training.data.state_recorder import HiddenStateRecorder, Normalise, final_norm_of
 from engine.errors import LoadError
-from engine.loading.target import LoadedTarget, by_transformers_alone
+from engine.loading.target import LoadedTarget, by_transformers_alone, fastest_attention
 from engine.model_setup.memory_plan import GIB, size_text
 
 logger = logging.getLogger(__name__)
@@ -33,14 +33,17 @@ class HiddenStateSource:
         config: FeaturesConfig,
         folder: Path,
         device: torch.device,
+        logit_cap: float | None = None,
     ) -> None:
         """Raises LoadError for a target whose logits are not head times final state."""
         self._target = target
         self._tap_layers = tap_layers
         self._config = config
         self._device = device
-        self._reader = HiddenStateReader(target=target, tap_layers=tap_layers, device=device)
-        with by_transformers_alone(target.model, "sdpa"):
+        self._reader = HiddenStateReader(
+            target=target, tap_layers=tap_layers, device=device, logit_cap=logit_cap
+        )
+        with by_transformers_alone(target.model, fastest_attention(target.model)):
             self._reader.refuse_other_heads()
         self._store: FeatureStore | None = None
         if config.mode != "online":

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from draft.network.network import cap_logits
 from dspark.training.data.examples import HiddenStates, TokenSequence
 from engine.errors import LoadError
 from engine.loading.target import LoadedTarget
@@ -25,11 +26,18 @@ class HiddenStateReader:
     """
 
     def __init__(
-        self, *, target: LoadedTarget, tap_layers: tuple[int, ...], device: torch.device
+        self,
+        *,
+        target: LoadedTarget,
+        tap_layers: tuple[int, ...],
+        device: torch.device,
+        logit_cap: float | None = None,
     ) -> None:
+        """logit_cap: of the draft's logits."""
         self._target = target
         self._tap_layers = tap_layers
         self._device = device
+        self._logit_cap = logit_cap
         self._head = target.parts.lm_head.get_parameter("weight").detach().float()
 
     def __call__(self, sequence: TokenSequence) -> HiddenStates:
@@ -49,30 +57,33 @@ class HiddenStateReader:
         """
         rows = final[start:].float()
         parts = [
-            torch.logsumexp(rows[at : at + _ROWS_AT_ONCE] @ self._head.T, dim=-1)
+            torch.logsumexp(self._logits(rows[at : at + _ROWS_AT_ONCE]), dim=-1)
             for at in range(0, len(rows), _ROWS_AT_ONCE)
         ]
         return torch.cat([rows.new_zeros(start), *parts])
 
+    def _logits(self, final: Float[Tensor, "T E"]) -> Float[Tensor, "T V"]:
+        return cap_logits(final @ self._head.T, self._logit_cap)
+
     def refuse_other_heads(self) -> None:
         """Raise LoadError if the target's logits are not head times final hidden state.
 
-        A draft applies only the matrix of the head.
+        A draft applies only the matrix of the head, and its cap if it has one.
         """
         probe = TokenSequence(tuple(i % self._target.vocab_size for i in range(_PROBE_TOKENS)), 0)
         final = self(probe).final
-        head = self._target.parts.lm_head.get_parameter("weight")
         with torch.no_grad():
-            ours = (final @ head.T).float()
+            ours = self._logits(final.float())
             theirs = self._target.model(
                 input_ids=probe.tensor().to(self._device)[None], use_cache=False
             )
         difference = (ours - theirs.logits[0].float()).abs().max()
         share = _TOLERANCE.get(self._target.dtype, _LOW_PRECISION_TOLERANCE)
         config: Any = self._target.model.config.get_text_config()  # type: ignore[union-attr,operator]
-        is_capped = getattr(config, "final_logit_softcapping", None) is not None
-        if is_capped or difference > share * ours.abs().max():
+        cap = getattr(config, "final_logit_softcapping", None)
+        if cap != self._logit_cap or difference > share * ours.abs().max():
             raise LoadError(
-                "model.path: found a target that applies a scale, a cap or a bias to its logits; "
-                "accepted: logits that are one matrix product, as a draft computes them"
+                f"model.path: found a {config.model_type} target that applies a scale, a cap or a "
+                "bias to its logits; accepted: logits that are one matrix product, as a draft "
+                "computes them, or capped ones of Gemma 4"
             )

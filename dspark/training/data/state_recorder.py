@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from draft import DraftBlock
 from dspark.training.data.examples import HiddenStates, TokenSequence
 from dspark.training.data.feature_store import FeatureStore
-from engine.loading.target import LoadedTarget, by_transformers_alone
+from engine.loading.target import LoadedTarget, by_transformers_alone, fastest_attention
 from engine.runner.taps import Taps
 from engine.runner.target_model import TargetOutput
 from engine.scheduler.plan import StepPlan
@@ -149,7 +149,8 @@ def final_norm_of(target: LoadedTarget, *, device: torch.device) -> nn.Module | 
     ids = torch.arange(_PROBE_TOKENS, device=device) % target.vocab_size
     last = [target.num_layers - 1]
     taps = Taps(embedding=target.parts.embedding, layers=target.parts.layers, layer_ids=last)
-    with torch.no_grad(), by_transformers_alone(target.model, "sdpa"), taps:
+    attention = fastest_attention(target.model)
+    with torch.no_grad(), by_transformers_alone(target.model, attention), taps:
         final = backbone(input_ids=ids[None], use_cache=False).last_hidden_state[0]
         normed = norm(taps.take(len(ids)))
     is_all = torch.allclose(normed, final, rtol=_TOLERANCE, atol=_TOLERANCE)

@@ -1,7 +1,7 @@
 """Derives the shape of a draft from the settings and the target."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain, islice
 from typing import Any
 
@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from draft import DraftLoadError, DSparkConfig, LayerConfig
-from draft.config import check_taps
+from draft import DecoderVariant, DraftLoadError, DSparkConfig, LayerConfig
+from draft.config import check_taps, gemma4_variant
 from dspark.training.config import DesignConfig
 from dspark.training.model.initialising import TargetWeights
 from engine.errors import LoadError
@@ -22,10 +22,11 @@ _ROPE_THETA = 10_000.0
 def design_draft(design: DesignConfig, target: LoadedTarget, *, mask_token_id: int) -> DSparkConfig:
     """Build the config of a draft. Raises LoadError for an invalid shape."""
     target_config: Any = target.model.config.get_text_config()  # type: ignore[union-attr,operator]
+    variant = decoder_variant(target)
     num_heads: int = design.num_heads or target_config.num_attention_heads
-    head_dim = design.head_dim or getattr(target_config, "head_dim", None)
-    head_dim = head_dim or target.hidden_size // target_config.num_attention_heads
-    num_kv_heads: int = design.num_kv_heads or target_config.num_key_value_heads or num_heads
+    own_head_dim, own_kv_heads = _own_heads(target_config)
+    head_dim: int = design.head_dim or own_head_dim
+    num_kv_heads: int = design.num_kv_heads or own_kv_heads or num_heads
     if num_heads % num_kv_heads:
         raise LoadError(
             f"design.num_kv_heads: found {num_kv_heads}; accepted: a divisor of {num_heads} heads"
@@ -43,8 +44,9 @@ def design_draft(design: DesignConfig, target: LoadedTarget, *, mask_token_id: i
         draft_vocab_size=design.draft_vocab_size,
         rms_norm_eps=getattr(target_config, "rms_norm_eps", 1e-6),
         attention_bias=False,
-        layers=(LayerConfig(rope_theta=design.rope_theta or _rope_theta(target_config)),)
+        layers=(_layer(design, target_config, is_partial=variant != DecoderVariant()),)
         * design.num_layers,
+        variant=variant,
         block_size=design.block_size,
         mask_token_id=mask_token_id,
         tap_layers=choose_taps(design, num_layers=target.num_layers),
@@ -52,6 +54,39 @@ def design_draft(design: DesignConfig, target: LoadedTarget, *, mask_token_id: i
         markov_rank=design.markov_rank if markov_kind is not None else 0,
         has_confidence_head=design.confidence_head,
         confidence_with_markov=design.confidence_head and markov_kind is not None,
+    )
+
+
+def decoder_variant(target: LoadedTarget) -> DecoderVariant:
+    """Return the decoder of a new draft: Gemma 4's for such a target, else Qwen3's."""
+    config: Any = target.model.config.get_text_config()  # type: ignore[union-attr,operator]
+    if not config.model_type.startswith("gemma4"):
+        return DecoderVariant()
+    return gemma4_variant(
+        shares_kv=config.attention_k_eq_v, logit_cap=config.final_logit_softcapping
+    )
+
+
+def _own_heads(config: Any) -> tuple[int, int | None]:
+    """Read head_dim and the number of KV heads of the target's layers with full attention."""
+    layer = config.per_layer_config[_full_layers(config)[-1]]
+    head_dim: int | None = getattr(layer, "head_dim", None)
+    return head_dim or layer.hidden_size // layer.num_attention_heads, layer.num_key_value_heads
+
+
+def _full_layers(config: Any) -> list[int]:
+    """Return the layers with full attention; every layer if there are none."""
+    kinds = getattr(config, "layer_types", None) or []
+    full = [index for index, kind in enumerate(kinds) if kind == "full_attention"]
+    return full or list(range(config.num_hidden_layers))
+
+
+def _layer(design: DesignConfig, config: Any, *, is_partial: bool) -> LayerConfig:
+    rope = _rope(config)
+    theta = rope.get("rope_theta") or getattr(config, "rope_theta", None) or _ROPE_THETA
+    fraction = rope.get("partial_rotary_factor", 1.0) if is_partial else 1.0
+    return LayerConfig(
+        rope_theta=float(design.rope_theta or theta), rotary_fraction=float(fraction)
     )
 
 
@@ -110,8 +145,14 @@ def frequent_token_ids(
 
 
 def last_layers(target: LoadedTarget, count: int) -> TargetWeights:
-    """Return the weights of the last `count` layers, to initialise a draft."""
-    layers = list(target.parts.layers)[-count:]
+    """Return the weights of the last `count` layers, to initialise a draft.
+
+    If kinds of layers differ, only those with full attention have the draft's shapes.
+    """
+    config: Any = target.model.config.get_text_config()  # type: ignore[union-attr,operator]
+    full = _full_layers(config)
+    chosen = full if len(full) >= count else range(target.num_layers)
+    layers = [target.parts.layers[index] for index in list(chosen)[-count:]]
     norm = getattr(target.model.get_decoder(), "norm", None)  # type: ignore[operator]
     weight = getattr(norm, "weight", None)
     return TargetWeights(
@@ -120,8 +161,7 @@ def last_layers(target: LoadedTarget, count: int) -> TargetWeights:
     )
 
 
-def _rope_theta(config: Any) -> float:
-    rope = getattr(config, "rope_parameters", None) or {}
-    nested = rope.get("full_attention")
-    found = (nested or rope).get("rope_theta") if isinstance(rope, dict) else None
-    return float(found or getattr(config, "rope_theta", None) or _ROPE_THETA)
+def _rope(config: Any) -> Mapping[str, Any]:
+    """Return the RoPE parameters of layers with full attention."""
+    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    return rope.get("full_attention") or rope

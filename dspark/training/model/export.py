@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draft.atomic_write import whole_file, write_text
-from draft.config import DSparkConfig
+from draft.config import DecoderVariant, DSparkConfig, gemma4_variant
 from draft.network.network import DSparkNetwork
 
 _SHARED = ("embed_tokens.weight", "lm_head.weight")  # those of the target, aliased at load
@@ -51,20 +51,18 @@ def _vocabulary_maps(target_ids: Int[Tensor, "Vd"], vocab_size: int) -> dict[str
 
 def native_config(config: DSparkConfig, *, num_target_layers: int) -> dict[str, object]:
     """Return config.json of a draft with full attention in all layers."""
-    thetas = {layer.rope_theta for layer in config.layers}
-    assert len(thetas) == 1, f"layers differ in rope_theta: {sorted(thetas)}"
-    assert not any(layer.sliding_window for layer in config.layers), "sliding windows"
-    own = {} if config.draft_vocab_size is None else {"draft_vocab_size": config.draft_vocab_size}
+    assert len(set(config.layers)) == 1, f"layers differ: {config.layers}"
+    assert config.layers[0].sliding_window is None, "sliding windows"
+    is_qwen3 = config.variant == DecoderVariant()
+    own = _qwen3_decoder(config) if is_qwen3 else _gemma4_decoder(config)
+    if config.draft_vocab_size is not None:
+        own["draft_vocab_size"] = config.draft_vocab_size
     return own | {
-        "architectures": ["Qwen3DSparkModel"],
-        "model_type": "qwen3",
         "attention_bias": config.attention_bias,
         "block_size": config.block_size,
         "confidence_head_with_markov": config.confidence_with_markov,
         "dtype": "bfloat16",
         "enable_confidence_head": config.has_confidence_head,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "layer_types": ["full_attention"] * config.num_layers,
@@ -73,13 +71,44 @@ def native_config(config: DSparkConfig, *, num_target_layers: int) -> dict[str, 
         "mask_token_id": config.mask_token_id,
         "num_attention_heads": config.num_heads,
         "num_hidden_layers": config.num_layers,
-        "num_key_value_heads": config.num_kv_heads,
         "num_target_layers": num_target_layers,
         "rms_norm_eps": config.rms_norm_eps,
-        "rope_parameters": {"rope_theta": thetas.pop(), "rope_type": "default"},
         "sliding_window": None,
         "target_layer_ids": list(config.tap_layers),
         "tie_word_embeddings": False,
         "use_sliding_window": False,
         "vocab_size": config.vocab_size,
+    }
+
+
+def _qwen3_decoder(config: DSparkConfig) -> dict[str, object]:
+    return {
+        "architectures": ["Qwen3DSparkModel"],
+        "model_type": "qwen3",
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "num_key_value_heads": config.num_kv_heads,
+        "rope_parameters": {"rope_theta": config.layers[0].rope_theta, "rope_type": "default"},
+    }
+
+
+def _gemma4_decoder(config: DSparkConfig) -> dict[str, object]:
+    variant, layer = config.variant, config.layers[0]
+    expected = gemma4_variant(shares_kv=variant.shares_kv, logit_cap=variant.logit_cap)
+    assert variant == expected, f"no architecture has this decoder: {variant}"
+    kv_heads = "num_global_key_value_heads" if variant.shares_kv else "num_key_value_heads"
+    rope = {
+        "partial_rotary_factor": layer.rotary_fraction,
+        "rope_theta": layer.rope_theta,
+        "rope_type": "proportional",
+    }
+    return {
+        "architectures": ["Gemma4DSparkModel"],
+        "model_type": "gemma4_text",
+        "attention_k_eq_v": variant.shares_kv,
+        "final_logit_softcapping": variant.logit_cap,
+        "global_head_dim": config.head_dim,
+        "hidden_activation": "gelu_pytorch_tanh",
+        kv_heads: config.num_kv_heads,
+        "rope_parameters": {"full_attention": rope},
     }

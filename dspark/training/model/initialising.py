@@ -54,6 +54,9 @@ def new_network(
         for name, parameter in network.state_dict().items()
         if name not in _FROZEN
     }
+    for attention in network.attentions:  # scores as with the usual scale, 1 / sqrt(head_dim)
+        query_norm = tensors[f"layers.{attention.layer}.self_attn.q_norm.weight"]
+        query_norm *= config.head_dim**-0.5 / attention.scale
     if start is not None:
         _copy_target_weights(tensors, start)
     placed = {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -93,7 +96,7 @@ def make_trainable(network: DSparkNetwork) -> DSparkNetwork:
 
 
 def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    if "norm" in name:
+    if "norm" in name or name.endswith("layer_scalar"):
         return torch.ones(shape)
     starts_at_zero = name.startswith(("confidence_head.", "markov_head.markov_w2"))
     if len(shape) == 1 or starts_at_zero:

@@ -14,6 +14,7 @@ from dspark.training.config import TrainingConfig
 from dspark.training.data.examples import TokenSequence
 from dspark.training.model.design import (
     choose_taps,
+    decoder_variant,
     design_draft,
     frequent_token_ids,
     last_layers,
@@ -32,6 +33,16 @@ def tap_layers_of(config: TrainingConfig, target: LoadedTarget) -> tuple[int, ..
         return choose_taps(config.design, num_layers=target.num_layers)
     try:
         return _existing_design(config, target).tap_layers
+    except DraftLoadError as error:
+        raise LoadError(f"training.start_draft: {error}") from error
+
+
+def logit_cap_of(config: TrainingConfig, target: LoadedTarget) -> float | None:
+    """Return the cap of the future draft's logits. Raises LoadError."""
+    if config.learning.start != "draft":
+        return decoder_variant(target).logit_cap
+    try:
+        return _existing_design(config, target).variant.logit_cap
     except DraftLoadError as error:
         raise LoadError(f"training.start_draft: {error}") from error
 

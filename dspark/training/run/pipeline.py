@@ -26,7 +26,7 @@ from dspark.training.errors import TrainingError
 from dspark.training.model.compiling import compile_forward
 from dspark.training.model.export import export_draft
 from dspark.training.model.forward import ForwardBlocks, forward_blocks
-from dspark.training.model.start_network import build_network, tap_layers_of
+from dspark.training.model.start_network import build_network, logit_cap_of, tap_layers_of
 from dspark.training.run.model_card import TrainingData, model_card
 from dspark.training.run.recipe import Recipe
 from dspark.training.run.stages import timed_stage
@@ -38,7 +38,7 @@ from engine.config import EngineConfig
 from engine.errors import LoadError
 from engine.loading import fingerprint
 from engine.loading.draft import load_draft
-from engine.loading.target import by_transformers_alone, load_target
+from engine.loading.target import by_transformers_alone, fastest_attention, load_target
 from engine.model_setup.memory_plan import GIB
 from engine.platform.auto_settings import configure_threads, resolve_device, resolve_dtype
 from engine.platform.device_timer import seconds_of
@@ -129,11 +129,12 @@ class Training:
             config=config.features,
             folder=config.output / "features",
             device=self._device,
+            logit_cap=logit_cap_of(config, target),
         )
         with timed_stage("answers"):
             self._answer(prompts, file, states)
         train, held_out = self._split(prompts, file)
-        with by_transformers_alone(target.model, "sdpa"):
+        with by_transformers_alone(target.model, fastest_attention(target.model)):
             network = build_network(
                 config, target, train + held_out, seed=self._recipe.seed, device=self._device
             )

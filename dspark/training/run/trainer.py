@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from draft.network.network import DSparkNetwork
+from draft.network.network import DSparkNetwork, cap_logits
 from dspark.training.data.examples import Examples
 from dspark.training.model.blocks import Labels, MicroBatch, draw_anchors
 from dspark.training.model.forward import ForwardBlocks, forward_blocks
@@ -159,6 +159,7 @@ def losses_of(
     with torch.no_grad():
         head = network.lm_head.get_parameter("weight")
         logits = F.linear(batch.target_hidden.to(head.dtype), head).float()
+        logits = cap_logits(logits, network.config.variant.logit_cap)
         p = logits.sub_(batch.log_normaliser[..., None]).exp_()
     return slot_losses(output, labels, p)
 

@@ -10,9 +10,33 @@ from draft import ContextKVWriter, DSparkNetwork
 from draft.network.norm import RMSNorm
 from draft.network.rotary import RotaryTable
 from tests.support.draft.context_writes import random_tokens, written_kv
-from tests.support.draft.tiny import CPU, new_pool, parameter_bytes, random_network, tiny_config
+from tests.support.draft.tiny import (
+    CPU,
+    GEMMA4,
+    new_pool,
+    parameter_bytes,
+    random_network,
+    tiny_config,
+)
 
 CONFIG = tiny_config(attention_bias=True)
+
+
+def test_a_shared_projection_is_stored_once_and_followed_when_it_changes() -> None:
+    network = random_network(GEMMA4)
+    writer = ContextKVWriter(network=network, pool=new_pool(GEMMA4), mode="on")
+    assert writer.path == "stacked"
+    rows = GEMMA4.num_layers * GEMMA4.num_kv_heads * GEMMA4.head_dim
+    stacked = network.attentions[0].k_proj.get_parameter("weight").untyped_storage()
+    assert stacked.nbytes() == 4 * rows * GEMMA4.hidden_size
+    before = written_kv(network, "on", num_tokens=5)
+    network.attentions[1].k_proj.get_parameter("weight").data += 0.5
+    after = written_kv(network, "on", num_tokens=5)
+    torch.testing.assert_close(
+        after, written_kv(network, "off", num_tokens=5), rtol=1e-5, atol=1e-5
+    )
+    for found, old in zip(after, before, strict=True):
+        assert not torch.allclose(found[1], old[1])
 
 
 def another() -> DSparkNetwork:

@@ -31,8 +31,11 @@ from tests.support.engine.eight_tokens import (
     VOCAB,
     eight_token_engine,
     eight_token_target,
+    gemma4_of_eight_tokens,
 )
+from tests.support.engine.gemma4 import write_tiny_gemma4_draft
 from tests.support.engine.running import run_all
+from tests.support.engine.tiny_models import tiny_engine
 
 NUM_SAMPLES = 50_000
 
@@ -45,6 +48,10 @@ def target() -> LoadedTarget:
 @pytest.fixture(scope="module")
 def next_probs(target: LoadedTarget) -> dict[tuple[int, ...], Tensor]:
     """p(next | prompt + prefix) of the dense model for every prefix of up to three tokens."""
+    return _next_probs(target)
+
+
+def _next_probs(target: LoadedTarget) -> dict[tuple[int, ...], Tensor]:
     table = {}
     for length in range(4):
         for prefix in itertools.product(range(VOCAB), repeat=length):
@@ -130,6 +137,19 @@ def test_sampling_with_a_good_draft_gives_the_targets_distribution(
         assert _p_value(built, _expected(next_probs)) > 0.001
     accepted = built.engine.snapshot()
     assert accepted.num_accepted_tokens > 0.8 * accepted.num_draft_tokens
+
+
+@pytest.mark.slow
+def test_sampling_with_a_gemma4_pair_gives_the_targets_distribution(tmp_path: Path) -> None:
+    target = gemma4_of_eight_tokens()
+    expected = _expected(_next_probs(target))
+    folder = write_tiny_gemma4_draft(
+        tmp_path, block_size=BLOCK, vocab_size=VOCAB, mask_token_id=VOCAB - 1
+    )
+    built = tiny_engine(target=target, draft_folder=folder, max_running_requests=64)
+    assert _p_value(built, expected) > 0.001
+    counts = built.engine.snapshot()
+    assert 0 < counts.num_accepted_tokens < counts.num_draft_tokens
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from engine.build import Built
 from engine.draft_length.cost_model import Curve, StepCosts
 from engine.draft_length.draft_budget import DraftBudgetByLoad
 from engine.scheduler.draft_allocation import StepLoad
+from tests.support.engine.gemma4 import write_tiny_gemma4_draft
 from tests.support.engine.running import generate_alone, greedy_requests, oracle, prompts, run_all
 from tests.support.engine.tiny_models import (
     CONFIGS,
@@ -61,6 +62,21 @@ def test_greedy_text_equals_transformers_for_any_target_and_any_draft(
     given, expected = _expected(name, 4)
     built = tiny_engine(target=tiny_target(name), draft_folder=draft_folder)
     assert _greedy_texts(built, given, expected, good) == expected
+
+
+@pytest.mark.parametrize("shares_kv", [True, False])
+@pytest.mark.parametrize("stacked", ["on", "off"])
+@pytest.mark.parametrize("good", [None, 2])
+def test_a_gemma4_draft_leaves_the_text_of_a_gemma4_target(
+    shares_kv: bool, stacked: str, good: int | None, tmp_path: Path
+) -> None:
+    given, expected = _expected("gemma4", 4)
+    folder = write_tiny_gemma4_draft(tmp_path, attention_k_eq_v=shares_kv)
+    built = tiny_engine(
+        target=tiny_target("gemma4"), draft_folder=folder, stacked_context_kv=stacked
+    )
+    assert _greedy_texts(built, given, expected, good) == expected
+    assert built.engine.snapshot().num_draft_tokens > 0
 
 
 @pytest.mark.parametrize(

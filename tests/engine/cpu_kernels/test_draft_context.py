@@ -10,7 +10,7 @@ from draft import ContextKVWriter, DSparkConfig, DSparkNetwork, LayerConfig
 from engine.cpu_kernels.draft_context import CpuContextWriter
 from engine.cpu_kernels.linear import cpu_linear
 from kv_pool import KVPool
-from tests.support.draft.tiny import new_pool, random_network, tiny_config
+from tests.support.draft.tiny import GEMMA4, new_pool, random_network, tiny_config
 from tests.support.engine.cpu_kernels import kernels_or_skip
 
 CONFIGS = {
@@ -141,6 +141,13 @@ def test_an_unsupported_network_is_declined_and_written_by_its_layers(part: str)
     rows = rows_of(network, 3)
     assert_same(write(network, rows, writer_kernel), write(network, rows, None))
     assert writer_kernel.taken == [False]
+
+
+def test_shared_and_normed_values_are_declined_and_written_all_the_same() -> None:
+    network, native = network_of(GEMMA4), kernel()
+    rows = rows_of(network, 3)
+    assert_same(write(network, rows, native), write(network, rows, None))
+    assert native.taken == [False]
 
 
 @pytest.mark.parametrize(("positions", "slots"), [([68], [0]), ([-1], [0]), ([0], [256])])

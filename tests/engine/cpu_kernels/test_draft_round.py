@@ -10,7 +10,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from draft import BlockRequest, DSparkConfig, DSparkNetwork, DSparkProposer, LayerConfig
+from draft import (
+    BlockRequest,
+    DecoderVariant,
+    DSparkConfig,
+    DSparkNetwork,
+    DSparkProposer,
+    LayerConfig,
+)
 from engine import EngineSamplingParams, Request
 from engine.core.offline import drive
 from engine.cpu_kernels.compiling import CpuKernelsUnavailable
@@ -305,6 +312,10 @@ def test_an_id_slot_page_or_position_out_of_range_is_an_index_error(change: str)
         (tiny_config(head_dim=16, layers=(LayerConfig(1e4, 5),)), "sliding or causal"),
         (tiny_config(head_dim=16, attention_bias=True), "attention has biases"),
         (tiny_config(head_dim=6), "no code for a head_dim of 6"),
+        (
+            tiny_config(head_dim=16, variant=DecoderVariant(logit_cap=30.0)),
+            r"its decoder differs from Qwen3's: logit_cap 30\.0$",
+        ),
     ],
 )
 def test_an_unsupported_draft_is_declined_with_the_reason(

@@ -20,6 +20,7 @@ from engine.cuda_graphs import GraphedProposer, GraphedTarget
 from engine.cuda_graphs.tape import _TapeRecording
 from engine.runner.target_model import TargetModel
 from kv_pool import ReferenceAttention
+from tests.support.engine.gemma4 import write_tiny_gemma4_draft
 from tests.support.engine.option_cases import ByParity
 from tests.support.engine.recorded import graphed_engine, taped
 from tests.support.engine.running import generate_alone, greedy_requests, prompts, run_all
@@ -60,6 +61,16 @@ def test_greedy_text_equals_transformers(name: str, draft_folder: Path) -> None:
         found = texts_of(built, greedy_requests(prompt_ids, NEW_TOKENS))
     assert found == [generate_alone(tiny_target(name), p, NEW_TOKENS) for p in prompt_ids]
     assert replays[0] > 20
+
+
+def test_a_gemma4_pair_in_graphs_gives_the_text_of_transformers(tmp_path: Path) -> None:
+    asked = prompts(3, vocab=VOCAB)
+    folder = write_tiny_gemma4_draft(tmp_path)
+    built = graphed_engine(target=tiny_target("gemma4"), draft_folder=folder)
+    with counted_replays() as replays:
+        found = texts_of(built, greedy_requests(asked, NEW_TOKENS))
+    assert found == [generate_alone(tiny_target("gemma4"), p, NEW_TOKENS) for p in asked]
+    assert replays[0] > 10
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from draft import BlockRequest, BlockSampling, DSparkConfig, DSparkNetwork, LayerConfig
+from draft.config import gemma4_variant
 from kv_pool import KVLayout, KVPool, PageTable, ReferenceAttention
 
 CPU = torch.device("cpu")
@@ -31,6 +32,13 @@ CONFIG = DSparkConfig(
 )
 
 
+GEMMA4 = replace(
+    CONFIG,
+    layers=(LayerConfig(rope_theta=10_000.0, rotary_fraction=0.5),) * 3,
+    variant=gemma4_variant(shares_kv=True, logit_cap=5.0),
+)
+
+
 def tiny_config(**changes: object) -> DSparkConfig:
     return replace(CONFIG, **changes)  # type: ignore[arg-type]
 
@@ -42,9 +50,10 @@ def random_network(
     generator = torch.Generator().manual_seed(seed)
     network = DSparkNetwork(config, max_positions=max_positions, device=CPU)
     with torch.no_grad():
-        for name, parameter in network.named_parameters():
+        scalars = [(n, b) for n, b in network.named_buffers() if n.endswith("layer_scalar")]
+        for name, parameter in [*network.named_parameters(), *scalars]:
             noise = torch.randn(parameter.shape, generator=generator)
-            if "norm" in name:
+            if "norm" in name or name.endswith("layer_scalar"):
                 parameter.copy_(1 + 0.3 * noise)
             else:
                 parameter.copy_(noise * 0.3)

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from engine.build import Built
 from engine.loading.target import LoadedTarget, describe_target
-from tests.support.engine.tiny_models import HIDDEN, LAYERS, tiny_engine, write_tiny_draft
+from tests.support.engine.tiny_models import CONFIGS, HIDDEN, LAYERS, tiny_engine, write_tiny_draft
 
 VOCAB = 8
 PROMPT = (3, 1, 4, 1, 5)
@@ -34,6 +34,24 @@ def eight_token_target() -> LoadedTarget:
     )
     model = LlamaForCausalLM(config).eval().requires_grad_(False)
     return describe_target(model, max_len=32, dtype=torch.float32)
+
+
+def gemma4_of_eight_tokens() -> LoadedTarget:
+    """A tiny Gemma 4 over eight tokens."""
+    torch.manual_seed(11)
+    changes = {
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.15,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    config = CONFIGS["gemma4"]()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return describe_target(model.eval().requires_grad_(False), max_len=32, dtype=torch.float32)
 
 
 def eight_token_engine(target: LoadedTarget, folder: Path, **settings: object) -> Built:

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     LlamaConfig,
     MistralConfig,
     Qwen3Config,
@@ -57,6 +58,16 @@ CONFIGS: dict[str, Any] = {
         sliding_window=8,
         query_pre_attn_scalar=16,
         layer_types=["sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
+    ),
+    "gemma4": lambda: Gemma4TextConfig(
+        **_SIZES,
+        sliding_window=8,
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        final_logit_softcapping=20.0,
+        layer_types=["sliding_attention", "full_attention"] * 2 + ["full_attention"],
     ),
     "qwen3_moe": lambda: Qwen3MoeConfig(
         **_SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32

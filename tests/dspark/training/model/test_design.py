@@ -3,16 +3,21 @@
 import pytest
 import torch
 
+from draft import LayerConfig
+from draft.config import gemma4_variant
+from draft.network.network import cap_logits
 from dspark.training.config import DesignConfig
 from dspark.training.data.examples import TokenSequence
 from dspark.training.data.hidden_states import HiddenStateReader
 from dspark.training.model.design import (
     choose_taps,
+    decoder_variant,
     design_draft,
     frequent_token_ids,
     last_layers,
     unused_token_id,
 )
+from dspark.training.model.initialising import new_network
 from engine.errors import LoadError
 from engine.loading.target import by_transformers_alone, dense_reference
 from tests.support.engine.tiny_models import CPU, HIDDEN, VOCAB, tiny_target
@@ -41,6 +46,35 @@ def test_a_draft_has_the_shape_of_its_target_by_default() -> None:
     other = design_draft(plain, target, mask_token_id=3)
     assert (other.markov_rank, other.confidence_with_markov) == (0, False)
     assert other.intermediate_size == 40
+
+
+def test_a_draft_of_a_gemma4_target_has_the_heads_and_the_decoder_of_its_global_layers() -> None:
+    target = tiny_target("gemma4")
+    config = design_draft(DesignConfig(num_taps=2), target, mask_token_id=3)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 1, 32)
+    assert config.layers == (LayerConfig(rope_theta=1e6, rotary_fraction=0.25),) * 2
+    assert config.variant == gemma4_variant(shares_kv=True, logit_cap=20.0)
+    start = last_layers(target, 3)
+    expected = [target.parts.layers[i].get_parameter("mlp.up_proj.weight") for i in (1, 3, 4)]
+    for layer, weight in zip(start.layers, expected, strict=True):
+        assert torch.equal(layer["mlp.up_proj.weight"], weight)
+
+
+def test_a_start_with_scaled_attention_has_the_usual_scores() -> None:
+    target = tiny_target("gemma4")
+    config = design_draft(DesignConfig(num_taps=2), target, mask_token_id=3)
+    network = new_network(
+        config,
+        embedding=target.parts.embedding.get_parameter("weight"),
+        lm_head=target.parts.lm_head.get_parameter("weight"),
+        start=None,
+        max_positions=64,
+        seed=0,
+        device=CPU,
+    )
+    for layer in network.layers:
+        assert layer.layer_scalar.tolist() == [1.0]
+        assert torch.allclose(layer.self_attn.q_norm.weight, torch.tensor(32**-0.5))
 
 
 @pytest.mark.parametrize(
@@ -75,18 +109,19 @@ def test_an_invalid_vocabulary_size_is_refused(size: int) -> None:
         frequent_token_ids([(1, 2)], size=size, always=[3, 4], vocab_size=12)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "mistral_window"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "gemma4", "mistral_window"])
 def test_hidden_states_are_those_of_transformers(name: str) -> None:
     target = tiny_target(name)
+    cap = decoder_variant(target).logit_cap
     ids, prompt = torch.arange(3, 23), 6
     with by_transformers_alone(target.model, "sdpa"):
-        reader = HiddenStateReader(target=target, tap_layers=(-1, 1, 3), device=CPU)
+        reader = HiddenStateReader(target=target, tap_layers=(-1, 1, 3), device=CPU, logit_cap=cap)
         reader.refuse_other_heads()
         found = reader(TokenSequence(tuple(ids.tolist()), prompt))
     logits, taps = dense_reference(target.model, (-1, 1, 3), ids[None])
     torch.testing.assert_close(found.taps, taps, atol=1e-4, rtol=1e-4)
     head = target.parts.lm_head.get_parameter("weight")
-    torch.testing.assert_close(found.final @ head.T, logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(cap_logits(found.final @ head.T, cap), logits, atol=1e-4, rtol=1e-4)
     expected = torch.logsumexp(logits, dim=-1)[prompt:]
     torch.testing.assert_close(found.log_normaliser[prompt:], expected, atol=1e-4, rtol=1e-4)
     assert found.log_normaliser[:prompt].tolist() == [0] * prompt
@@ -95,10 +130,10 @@ def test_hidden_states_are_those_of_transformers(name: str) -> None:
 def test_a_target_that_caps_its_logits_is_refused() -> None:
     target = tiny_target()
 
-    def cap_logits(module: object, args: object, output: torch.Tensor) -> torch.Tensor:
+    def capped(module: object, args: object, output: torch.Tensor) -> torch.Tensor:
         return 3 * torch.tanh(output / 3)
 
-    target.parts.lm_head.register_forward_hook(cap_logits)
+    target.parts.lm_head.register_forward_hook(capped)
     with by_transformers_alone(target.model, "sdpa"):
         reader = HiddenStateReader(target=target, tap_layers=(1,), device=CPU)
         with pytest.raises(LoadError, match="applies a scale, a cap or a bias"):

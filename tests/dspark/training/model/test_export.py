@@ -8,18 +8,26 @@ import torch
 from safetensors.torch import load_file
 
 from draft import TargetFacts, load_network, read_config
+from draft.config import gemma4_variant
 from dspark.training.model.export import export_draft
 from dspark.training.run.curves import draw_curves
 from dspark.training.run.trainer import StepReport
 from dspark.training.run.training_log import TrainingLog
 from dspark.training.run.validation import Validation
-from tests.support.draft.tiny import CPU, random_network, tiny_config
+from tests.support.draft.tiny import CPU, GEMMA4, random_network, tiny_config
 from tests.support.full_disk import room_for
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"markov_kind": "rnn"}, {"confidence_with_markov": False}, {"draft_vocab_size": 23}],
+    [
+        {},
+        {"markov_kind": "rnn"},
+        {"confidence_with_markov": False},
+        {"draft_vocab_size": 23},
+        {"layers": GEMMA4.layers, "variant": GEMMA4.variant},
+        {"variant": gemma4_variant(shares_kv=False, logit_cap=None)},
+    ],
 )
 def test_an_exported_draft_loads_as_it_was(tmp_path: Path, changes: dict[str, object]) -> None:
     config = tiny_config(**changes)

@@ -8,7 +8,7 @@ from dspark.training.data.examples import Example
 from dspark.training.model.blocks import Labels, MicroBatch, draw_anchors
 from dspark.training.model.forward import forward_blocks
 from tests.support.draft.serving import Prompt, Served
-from tests.support.draft.tiny import CONFIG, random_network, tiny_config
+from tests.support.draft.tiny import CONFIG, GEMMA4, random_network, tiny_config
 from tests.support.training.sequences import FakeTarget, sequences
 
 SLIDING = (LayerConfig(rope_theta=10_000.0), LayerConfig(rope_theta=500.0, sliding_window=5))
@@ -19,6 +19,7 @@ CONFIGS = {
     "no markov": tiny_config(markov_kind=None, markov_rank=0, confidence_with_markov=False),
     "reduced vocabulary": tiny_config(draft_vocab_size=23),
     "sliding": tiny_config(layers=SLIDING),
+    "gemma4": GEMMA4,
 }
 
 

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+from torch import nn
+
 from dspark.bench.draft_quality.accept_lengths import measure_accept_lengths
 from dspark.bench.workloads.prompts import EncodedPrompt
 from dspark.bench.workloads.trial import Workload
@@ -36,15 +39,19 @@ RECIPE = Recipe(
 )
 
 
-def confident_target() -> LoadedTarget:
+def confident_target(name: str) -> LoadedTarget:
     """A random target with peaked distributions, like trained ones."""
-    target = tiny_target(has_eos=False)
-    target.parts.lm_head.get_parameter("weight").mul_(30)
+    target = tiny_target(name, has_eos=False)
+    head = target.parts.lm_head
+    head.weight = nn.Parameter(30 * head.get_parameter("weight"), requires_grad=False)
+    if name == "gemma4":
+        target.model.config.final_logit_softcapping = 200.0  # logits are that large now
     return target
 
 
-def test_a_draft_overfits_its_sequences_and_is_served(tmp_path: Path) -> None:
-    target = confident_target()
+@pytest.mark.parametrize("name", ["llama", "gemma4"])
+def test_a_draft_overfits_its_sequences_and_is_served(name: str, tmp_path: Path) -> None:
+    target = confident_target(name)
     prompt_ids = prompts(16, vocab=VOCAB, low=4, high=10)
     runs = drive(
         tiny_engine(target=target).engine, greedy_requests(prompt_ids, LENGTH), concurrency=16
@@ -71,7 +78,12 @@ def test_a_draft_overfits_its_sequences_and_is_served(tmp_path: Path) -> None:
         examples = SequenceExamples(
             sequences=sequences,
             store=FeatureStore(folder=tmp_path / "features", identity="tiny", budget_bytes=1 << 30),
-            compute=HiddenStateReader(target=target, tap_layers=config.tap_layers, device=CPU),
+            compute=HiddenStateReader(
+                target=target,
+                tap_layers=config.tap_layers,
+                device=CPU,
+                logit_cap=config.variant.logit_cap,
+            ),
         )
         examples.fill(lambda done: None)
     trainer = Trainer(network=network, examples=examples, recipe=RECIPE, device=CPU)
