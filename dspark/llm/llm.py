@@ -479,7 +479,7 @@ def _tool_fields(tools: Any, tool_choice: Any, parallel_tool_calls: Any) -> Tool
 
 
 def _record() -> RequestRecord:
-    """Return a record that nobody reads: it belongs to the HTTP service."""
+    """Return an unused request record; only the HTTP service reads records."""
     return RequestRecord(uuid4().hex, client="", method="", path="", started_at=time.time())
 
 

@@ -13,13 +13,13 @@ _UNKNOWN = "{desc} [{elapsed}]"
 class TerminalProgress:
     """The engine's Progress, shown on `stream`."""
 
-    def __init__(self, *, stream: TextIO, tells_tenths: bool = False) -> None:
-        """tells_tenths: where there is no terminal, a line for each tenth of a piece of work.
+    def __init__(self, *, stream: TextIO, log_tenths: bool = False) -> None:
+        """log_tenths: without a terminal, print a line for each tenth of a piece of work.
 
-        Otherwise a line says how long it took, which whoever tells tenths logs itself.
+        Otherwise print its duration at the end. Callers with log_tenths log the duration themselves.
         """
         self._stream = stream
-        self._tells_tenths = tells_tenths
+        self._log_tenths = log_tenths
         self._total: int | None = None
         self._tenths = 0
         self._bar: tqdm[Any] | None = None
@@ -59,7 +59,7 @@ class TerminalProgress:
         if self._bar is not None:
             self._bar.n = done
             self._bar.refresh()
-        elif self._tells_tenths and self._total:
+        elif self._log_tenths and self._total:
             self._tell(done, self._total)
 
     def _tell(self, done: int, total: int) -> None:
@@ -72,7 +72,7 @@ class TerminalProgress:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-        elif self._label is not None and is_done and not self._tells_tenths:
+        elif self._label is not None and is_done and not self._log_tenths:
             seconds = time.monotonic() - self._started
             print(f"{self._label}: done in {seconds:.1f} s", file=self._stream, flush=True)
         self._label = None

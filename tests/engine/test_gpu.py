@@ -47,8 +47,8 @@ def test_greedy_text_on_cuda_in_float32_equals_transformers(
         attention_backend=attention,
     )
     built = load_engine(config, device=torch.device("cuda"))
-    told: Any = built.engine.info.details["graphs"]
-    assert bool(told["tiers"]) == (graphs == "auto" and attention == "triton"), told
+    details: Any = built.engine.info.details["graphs"]
+    assert bool(details["tiers"]) == (graphs == "auto" and attention == "triton"), details
     asked = prompts(4, vocab=VOCAB)
     requests = [
         Request(str(i), tuple(p), EngineSamplingParams(max_new_tokens=24))

@@ -11,7 +11,7 @@ from tests.support.paths import GOLDEN, PRETRAINED
 
 
 class SilentProgress:
-    """Progress for tests: nobody watches."""
+    """Discards progress."""
 
     def start(self, label: str, *, total: int | None) -> None:
         pass

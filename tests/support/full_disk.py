@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def room_for(num_bytes: int) -> Iterator[None]:
-    """Within the block every write that makes a file longer than this fails, whoever writes."""
+    """Fail every write of this process that makes a file longer than the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"the settings are valid; {len(prompts)} prompts{more}")
         return 0
     configure_log("info")
-    with TerminalProgress(stream=sys.stderr, tells_tenths=True) as progress:
+    with TerminalProgress(stream=sys.stderr, log_tenths=True) as progress:
         target = settings.model.path
         if target == DEMO_NAME:
             cache_dir = default_cache_dir(os.environ)

@@ -214,7 +214,7 @@ def test_confidences_outlive_the_pass_that_verifies_them(draft_folder: Path) -> 
 class Anything:
     """A token mask that allows everything."""
 
-    def fill(self, said: Any, row: Any) -> None:
+    def fill(self, output_ids: Any, row: Any) -> None:
         row[:] = 0xFFFF_FFFF
 
     def commit(self, token_id: int) -> bool:

@@ -76,10 +76,10 @@ COMBINED = (
 )
 
 
-def _probs(logits: Tensor, said: tuple[int, ...], combined: Combined) -> Tensor:
+def _probs(logits: Tensor, output_ids: tuple[int, ...], combined: Combined) -> Tensor:
     """transformers' processors on one place, and what it lacks."""
     p = EngineSamplingParams(**combined.params)
-    ids = torch.tensor([[*PROMPT, *said]])
+    ids = torch.tensor([[*PROMPT, *output_ids]])
     scores = logits[None].clone()
     for token_id, value in p.logit_bias:
         scores[0, token_id] += value
@@ -92,8 +92,8 @@ def _probs(logits: Tensor, said: tuple[int, ...], combined: Combined) -> Tensor:
         ]
     )(ids, scores)
     for token_id in range(VOCAB):
-        is_early = token_id in p.stop_token_ids and len(said) < p.min_new_tokens
-        is_ruled_out = combined.is_masked and not ByParity.allows(len(said), token_id)
+        is_early = token_id in p.stop_token_ids and len(output_ids) < p.min_new_tokens
+        is_ruled_out = combined.is_masked and not ByParity.allows(len(output_ids), token_id)
         if is_early or is_ruled_out:
             scores[0, token_id] = float("-inf")
     warpers = LogitsProcessorList([TemperatureLogitsWarper(p.temperature)])
@@ -107,15 +107,15 @@ def _probs(logits: Tensor, said: tuple[int, ...], combined: Combined) -> Tensor:
 
 
 def _answers(
-    target: LoadedTarget, combined: Combined, said: tuple[int, ...] = ()
+    target: LoadedTarget, combined: Combined, output_ids: tuple[int, ...] = ()
 ) -> Iterator[tuple[tuple[int, ...], float]]:
     """Every answer that can be, with its probability."""
     stops = combined.params.get("stop_token_ids", frozenset())
     with by_transformers_alone(target.model, "sdpa"), torch.inference_mode():
-        ids = torch.tensor([[*PROMPT, *said]])
+        ids = torch.tensor([[*PROMPT, *output_ids]])
         logits = target.model(ids, use_cache=False).logits[0, -1]
-    for token_id, p in enumerate(_probs(logits, said, combined).tolist()):
-        answer = (*said, token_id)
+    for token_id, p in enumerate(_probs(logits, output_ids, combined).tolist()):
+        answer = (*output_ids, token_id)
         if p == 0:
             continue
         if token_id in stops or len(answer) == LONGEST:

@@ -102,7 +102,7 @@ def grammar_mask(ignore_eos: bool) -> GrammarMask:
 
 
 def _in_pairs(place: int, token_id: int, *, ignore_eos: bool) -> bool:
-    """The same rule in plain words: what may be said at this place of an answer."""
+    """The same rule in plain words: what may be generated at this place of an answer."""
     if token_id in EOS_IDS:
         return place > 0 and place % 4 == 0 and not ignore_eos
     return token_id % 2 == place // 2 % 2
@@ -232,8 +232,8 @@ def reference(asked: Asked, prompt: tuple[int, ...]) -> tuple[list[int], list[to
         p.ignore_eos,
     )
     for length in range(1, len(ids) + 1):
-        said = letters(ids[:length])
-        has_stop = asked.stop is not None and said.endswith(asked.stop)
+        generated = letters(ids[:length])
+        has_stop = asked.stop is not None and generated.endswith(asked.stop)
         if has_stop and length >= p.min_new_tokens:
             return list(ids[:length]), list(logprobs[:length])
     return list(ids), list(logprobs)
@@ -254,8 +254,8 @@ def _generated(
     ids = torch.tensor([list(prompt)])
     penalties = OpenAIPenalties(len(prompt), presence=presence, frequency=frequency)
 
-    def allowed(_: int, said: torch.Tensor) -> list[int]:
-        place = len(said) - len(prompt)
+    def allowed(_: int, generated: torch.Tensor) -> list[int]:
+        place = len(generated) - len(prompt)
         return [t for t in range(VOCAB) if _in_pairs(place, t, ignore_eos=ignore_eos)]
 
     with by_transformers_alone(target().model, "sdpa"), torch.inference_mode():
@@ -274,8 +274,8 @@ def _generated(
             return_dict_in_generate=True,
             output_logits=True,
         )
-    said = tuple(output.sequences[0, len(prompt) :].tolist())
-    return said, tuple(torch.log_softmax(row[0].float(), -1) for row in output.logits)
+    generated = tuple(output.sequences[0, len(prompt) :].tolist())
+    return generated, tuple(torch.log_softmax(row[0].float(), -1) for row in output.logits)
 
 
 @cache

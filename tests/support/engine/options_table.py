@@ -13,7 +13,7 @@ _PREFACE = """# Options together
 Generated from the cases of `tests/engine/sampling/test_options.py` by `make docs`; do not edit.
 
 Every option of a request holds inside a draft block as it does in plain decoding: row by row
-along the draft, as if each draft token before the row had been said. The target's distribution p
+along the draft, as if each draft token before the row were committed. The target's distribution p
 is the one that the options leave; the draft is drawn from its own q, to which only the temperature
 and the grammar apply. A draft token that the options make unlikely is rejected more often, and
 nothing else changes: judging by p is what makes the answer exact.
