@@ -16,7 +16,7 @@ class TerminalProgress:
     def __init__(self, *, stream: TextIO, log_tenths: bool = False) -> None:
         """log_tenths: without a terminal, print a line for each tenth of a piece of work.
 
-        Otherwise print its duration at the end. Callers with log_tenths log the duration themselves.
+        Otherwise print its duration at the end, which callers with log_tenths log themselves.
         """
         self._stream = stream
         self._log_tenths = log_tenths
