@@ -55,24 +55,15 @@ class LogprobSerializer:
         }
 
     def completion(
-        self, entries: Sequence[tuple[int, TokenLogprob | None]], *, offset: int
+        self, entries: Sequence[tuple[int, TokenLogprob | None]], *, offsets: Sequence[int]
     ) -> Mapping[str, object]:
-        """Return OpenAI's form for completions. offset: characters before these tokens."""
-        texts = [self._text.text(token_id) for token_id, _ in entries]
-        offsets = []
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
+        """Return OpenAI's form for completions. offsets: where each token's text begins."""
         return {
-            "tokens": texts,
+            "tokens": [self._text.text(token_id) for token_id, _ in entries],
             "token_logprobs": [_value(e.logprob) if e else None for _, e in entries],
             "top_logprobs": [self._top(e) for _, e in entries],
-            "text_offset": offsets,
+            "text_offset": list(offsets),
         }
-
-    def text_len(self, token_ids: Sequence[int]) -> int:
-        """Return the sum of the token texts' lengths in characters."""
-        return sum(len(self._text.text(token_id)) for token_id in token_ids)
 
     def _top(self, entry: TokenLogprob | None) -> Mapping[str, float] | None:
         """Return the likeliest tokens and the sampled one by text.

@@ -11,25 +11,40 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import is_lark_syntax
 
+from server.structured_output.gbnf import lark_of_gbnf
 from server.structured_output.grammar_spec import GrammarKind
+from server.structured_output.json_schema import (
+    LIBRARY_OPTIONS,
+    SCHEMAS_BY_NAME,
+    GrammarError,
+    escaped,
+    exact_schema,
+)
 
-_OPTIONS = "x-guidance"  # the key of llguidance's own options inside a schema
 # Between the parts of a JSON text: nothing, a space, or a line break with its indentation. Without
 # a bound a model could generate whitespace without end.
 WHITESPACE = r"(\n[ \t]{0,32}| )?"
-
-
-class GrammarError(ValueError):
-    """A grammar that cannot be served; the message has the reason."""
+# The tokens of a Lark text in which `%json` is no keyword, or the keyword.
+_LARK_TOKEN = re.compile(
+    r"""(?:\#|//)[^\n]* | "(?:\\.|[^"\\\n])*" | /(?:\\.|[^/\\])+/ | <[^<>\s]+> | %json | . """,
+    re.DOTALL | re.VERBOSE,
+)
 
 
 def grammar_part(kind: GrammarKind, text: str) -> dict[str, Any]:
     """Return one entry of the list, without a name. Raises GrammarError."""
+    try:
+        return _part(kind, text)
+    except RecursionError as error:
+        raise GrammarError("is nested too deeply") from error
+
+
+def _part(kind: GrammarKind, text: str) -> dict[str, Any]:
     match kind:
         case "json_schema":
-            return _schema(text)
+            return {"json_schema": _schema(json.loads(text))}
         case "regex":
             return _first(LLMatcher.grammar_from_regex(text))
         case "ebnf":
@@ -67,19 +82,12 @@ def failing_location(schema: Any, error_of: Callable[[Any], str | None]) -> str:
     return location
 
 
-def _schema(text: str) -> dict[str, Any]:
-    if text == "false":
+def _schema(schema: Any) -> dict[str, Any]:
+    """Return the schema as llguidance takes it, with this server's options."""
+    if schema is False:
         raise GrammarError("false allows no value")
-    text = "{}" if text == "true" else text
-    _refuse_options(text)
-    options = {"whitespace_pattern": WHITESPACE}
-    try:
-        _refuse_counted_keys(json.loads(text))
-        return _first(LLMatcher.grammar_from_json_schema(text, overrides=options))  # type: ignore[arg-type]
-    except RecursionError as error:
-        raise GrammarError("is nested too deeply") from error
-    except ValueError as error:
-        raise GrammarError(str(error)) from error
+    exact = exact_schema({} if schema is True else schema)
+    return {**exact, LIBRARY_OPTIONS: {"whitespace_pattern": WHITESPACE}}
 
 
 def _first(grammar: str) -> dict[str, Any]:
@@ -88,37 +96,33 @@ def _first(grammar: str) -> dict[str, Any]:
     return {key: value for key, value in part.items() if value is not None}
 
 
-def _refuse_options(text: str) -> None:
-    """Refuse llguidance options inside a schema: they would lift the checks made here."""
-    if _OPTIONS in text:
-        raise GrammarError(f"{_OPTIONS} is not accepted")
-
-
-def _refuse_counted_keys(schema: Any) -> None:
-    """Refuse minProperties above the required ones: the library counts a repeated key twice."""
-    if isinstance(schema, list):
-        for item in schema:
-            _refuse_counted_keys(item)
-    elif isinstance(schema, dict):
-        minimum, required = schema.get("minProperties"), schema.get("required")
-        if isinstance(minimum, int) and minimum > (
-            len(required) if isinstance(required, list) else 0
-        ):
-            raise GrammarError("minProperties above the number of required properties")
-        for key, part in schema.items():
-            if key not in _VALUES:
-                _refuse_counted_keys(part)
-
-
 def _lark(text: str) -> str:
-    """Return GBNF (which uses `::=`) as Lark, and Lark unchanged. Users call both EBNF."""
-    _refuse_options(text)
+    """Return GBNF (which uses `::=`) or Lark as Lark. Users call both EBNF."""
+    return _with_exact_schemas(text if is_lark_syntax(text) else lark_of_gbnf(text))
+
+
+def _with_exact_schemas(lark: str) -> str:
+    """Rewrite the schemas of a Lark text's `%json` as those of `json_schema`."""
+    pieces, at = [], 0
+    while token := _LARK_TOKEN.match(lark, at):
+        at = token.end()
+        pieces.append(token[0])
+        if token[0] == "%json":
+            schema, at = _schema_at(lark, at)
+            pieces.append(f" {json.dumps(_schema(schema))}")
+    return "".join(pieces)
+
+
+def _schema_at(lark: str, at: int) -> tuple[Any, int]:
+    """Return the schema at a position of a Lark text, and where it ends."""
+    at += len(lark[at:]) - len(lark[at:].lstrip(" \t\r\n"))
     try:
-        return any_to_lark(text)
-    except RecursionError as error:
-        raise GrammarError("is nested too deeply") from error
-    except Exception as error:  # the converter has no common error class
-        raise GrammarError(str(error)) from error
+        schema, end = json.JSONDecoder().raw_decode(lark, at)
+    except ValueError as error:
+        raise GrammarError(f"%json is not followed by JSON: {error}") from error
+    if not isinstance(schema, dict | bool):
+        raise GrammarError("%json must be a JSON schema: an object, true or false")
+    return schema, end
 
 
 def _definitions(schema: Any) -> dict[str, Any]:
@@ -126,8 +130,6 @@ def _definitions(schema: Any) -> dict[str, Any]:
     return {n: schema[n] for n in names if isinstance(schema, dict) and n in schema}
 
 
-_VALUES = ("const", "enum", "default", "examples")
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties")
 
@@ -135,14 +137,10 @@ _SINGLE = ("items", "additionalProperties")
 def _children(schema: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the direct subschemas with their JSON pointers."""
     found = [(key, schema[key]) for key in _SINGLE if isinstance(schema.get(key), dict)]
-    for key in _BY_NAME:
+    for key in SCHEMAS_BY_NAME:
         if isinstance(schema.get(key), dict):
-            found += [(f"{key}/{_escaped(name)}", child) for name, child in schema[key].items()]
+            found += [(f"{key}/{escaped(name)}", child) for name, child in schema[key].items()]
     for key in _LISTS:
         if isinstance(schema.get(key), list):
             found += [(f"{key}/{i}", child) for i, child in enumerate(schema[key])]
     return found
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")

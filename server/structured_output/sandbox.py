@@ -9,9 +9,12 @@ import time
 import weakref
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from signal import Signals
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 _READ_BYTES = 65536  # at most, per read of a result
+_MAX_REASON_CHARS = 200
 _START_TIMEOUT_S = 30.0  # of a process, which does not count against the grammar
 # Only the package itself is looked up in its folder: files of the working directory cannot shadow
 # it, and its neighbours cannot shadow the standard library.
@@ -46,10 +49,7 @@ class SandboxPool:
 
         Blocks for at most timeout_s. Raises SandboxError.
         """
-        try:
-            sandbox = self._idle.get_nowait()
-        except Empty:
-            sandbox = _Sandbox()
+        sandbox = self._running()
         try:
             result = sandbox.check(request, self._timeout_s)
         except SandboxError:
@@ -58,20 +58,36 @@ class SandboxPool:
         self._idle.put(sandbox)
         return result
 
+    def _running(self) -> "_Sandbox":
+        """Return an idle process, or a new one; one that has ended while idle is dropped."""
+        while True:
+            try:
+                sandbox = self._idle.get_nowait()
+            except Empty:
+                return _Sandbox()
+            if sandbox.is_running:
+                return sandbox
+            sandbox.kill()
+
 
 class _Sandbox:
     """One process. A first trivial grammar waits for its start-up."""
 
     def __init__(self) -> None:
+        self._errors = TemporaryFile()  # noqa: SIM115 -- `kill` closes it
         self._child = subprocess.Popen(
             [sys.executable, "-P", "-c", _WORKER, str(_ROOT)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             bufsize=0,
         )
-        self.kill = weakref.finalize(self, _kill, self._child)
+        self.kill = weakref.finalize(self, _kill, self._child, self._errors)
         self._has_started = False
+
+    @property
+    def is_running(self) -> bool:
+        return self._child.poll() is None
 
     def check(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         if not self._has_started:
@@ -85,7 +101,7 @@ class _Sandbox:
         try:
             self._child.stdin.write(json.dumps(request).encode() + b"\n")
         except BrokenPipeError as error:
-            raise SandboxError("its compiler process has ended") from error
+            raise SandboxError(self._crash()) from error
         line = self._read_line(deadline, timeout_s)
         result: dict[str, Any] = json.loads(line)
         return result
@@ -100,15 +116,29 @@ class _Sandbox:
                 raise SandboxError(f"takes longer than {timeout_s:g} s to compile")
             piece = os.read(self._child.stdout.fileno(), _READ_BYTES)
             if not piece:
-                raise SandboxError("takes too much memory to compile")
+                raise SandboxError(self._crash())
             line += piece
         return line
 
+    def _crash(self) -> str:
+        """Return why the process has ended."""
+        code = self._child.wait()
+        self._errors.seek(0)
+        errors = self._errors.read(_READ_BYTES).decode(errors="replace").strip()
+        if "memory allocation of" in errors or "MemoryError" in errors:
+            return "takes too much memory to compile"
+        if "overflowed its stack" in errors:
+            return "is nested too deeply"
+        how = f"by {Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        last = errors.rpartition("\n")[2][:_MAX_REASON_CHARS]
+        return f"its compiler process ended {how}" + (f": {last}" if last else "")
 
-def _kill(child: "subprocess.Popen[bytes]") -> None:
+
+def _kill(child: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
     assert child.stdin is not None
     assert child.stdout is not None
     child.kill()
     child.wait()
     child.stdin.close()
     child.stdout.close()
+    errors.close()

@@ -16,9 +16,9 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from server.structured_output.json_schema import GrammarError
 from server.structured_output.limits import LIMITS
 from server.structured_output.llguidance_grammar import (
-    GrammarError,
     error_summary,
     failing_location,
     grammar_list,
@@ -55,7 +55,7 @@ class GrammarChecker:
         try:
             part = grammar_part(kind, text)
         except GrammarError as error:
-            return {"error": str(error), "at": self._location(kind, text)}
+            return {"error": str(error), "at": error.at or self._location(kind, text)}
         found = self._error(grammar_list({"content": part}))
         if found is None:
             return {"part": part}

@@ -1,22 +1,25 @@
 """Builds the `logprobs` object of one OpenAI choice, whole or chunk by chunk."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from engine import TokenLogprob
 from server.generation.deltas import CompletionOutput, Delta
 from server.generation.input_processor import TokenizedRequest
 from server.protocol.engine_options import LogprobOptions
 from server.routes.logprobs import LogprobSerializer
+from server.text.detokenizer import Decoder
+from server.text.tokenizer import TextCodec
 
 
 class ChoiceLogprobs:
-    """Builds the log probabilities of one choice; counts the text offset of a completion."""
+    """Builds the log probabilities of one choice; keeps the text offset of a completion."""
 
     def __init__(
         self,
         tokenized: TokenizedRequest,
         *,
         serializer: LogprobSerializer,
+        text: TextCodec,
         options: LogprobOptions | None,
         is_chat: bool,
     ) -> None:
@@ -24,8 +27,12 @@ class ChoiceLogprobs:
         self._serializer = serializer
         self._options = options
         self._is_chat = is_chat
+        self._prompt_decoder = text.decoder()
+        self._decoder = text.decoder(
+            skip_special_tokens=tokenized.skip_special_tokens, kept_ids=tokenized.kept_ids
+        )
         self._is_first = True
-        self._offset = 0
+        self._offset = 0  # characters of whole tokens so far
 
     def of(self, output: CompletionOutput | Delta) -> Mapping[str, object] | None:
         """Return the log probabilities of new tokens; None without any, or if not requested."""
@@ -33,10 +40,19 @@ class ChoiceLogprobs:
             return None
         if self._is_chat:
             return self._serializer.chat(output.logprobs)
-        entries = [*self._prompt(output), *((e.token_id, e) for e in output.logprobs)]
-        logprobs = self._serializer.completion(entries, offset=self._offset)
-        self._offset += self._serializer.text_len([token_id for token_id, _ in entries])
-        return logprobs
+        prompt, own = self._prompt(output), [(e.token_id, e) for e in output.logprobs]
+        offsets = self._offsets(prompt, self._prompt_decoder) + self._offsets(own, self._decoder)
+        return self._serializer.completion([*prompt, *own], offsets=offsets)
+
+    def _offsets(
+        self, entries: Sequence[tuple[int, TokenLogprob | None]], decoder: Decoder
+    ) -> list[int]:
+        """Return where each token begins in the text; a part of a character, where it begins."""
+        offsets = []
+        for token_id, _ in entries:
+            offsets.append(self._offset)
+            self._offset += len(decoder.push(token_id))
+        return offsets
 
     def _prompt(self, output: CompletionOutput | Delta) -> list[tuple[int, TokenLogprob | None]]:
         """Return the entries of an echoed prompt, before the first tokens."""

@@ -62,6 +62,7 @@ def openai_routes(
             new_logprobs=partial(
                 ChoiceLogprobs,
                 serializer=serializer,
+                text=text,
                 options=body.logprob_options(),
                 is_chat=api is CHAT,
             ),

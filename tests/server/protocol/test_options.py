@@ -255,7 +255,20 @@ def test_an_echo_puts_the_prompt_and_its_logprobs_first(
     assert values[0] is None
     assert None not in values[1:]
     offsets = [value for each in logprobs for value in each["text_offset"]]
-    assert offsets == [len("".join(tokens[:i])) for i in range(len(tokens))]
+    assert offsets == [0] * len(own) + [0, 1, 2, 3, 4]  # the text leaves out <s>
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_offset_counts_a_character_once_for_all_of_its_tokens(
+    connect: Connect, stream: bool
+) -> None:
+    engine = FakeEngine("é👍a", tokens_per_step=1)
+    body = {"prompt": "hi", "logprobs": 0, "stream": stream}
+    response = connect(engine).post("/v1/completions", json=body)
+    events = events_of(response.text) if stream else [response.json()]
+    choices = [choice for event in events for choice in event["choices"]]
+    offsets = [n for c in choices if c["logprobs"] for n in c["logprobs"]["text_offset"]]
+    assert offsets == [0, 0, 1, 1, 1, 1, 2, 3]
 
 
 def test_an_echo_without_logprobs_is_only_text(connect: Connect) -> None:
