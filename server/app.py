@@ -19,6 +19,7 @@ from server.http.middleware import BodyLimit, DirectSend, HeadRequests, Internal
 from server.http.request_records import RequestRecord, RequestRecorder
 from server.options import ServerOptions
 from server.parsers.chat_parser import ChatParser
+from server.playground.router import PLAYGROUND_PATHS, playground_routes
 from server.routes.admin import admin_routes
 from server.routes.anthropic.router import anthropic_routes
 from server.routes.docs_page import add_docs_page
@@ -93,12 +94,16 @@ def create_app(
         )
     )
     add_docs_page(app)
+    open_paths = _OPEN_PATHS
+    if options.playground:
+        app.include_router(playground_routes())
+        open_paths |= PLAYGROUND_PATHS
     install_error_handlers(app)
     # The middleware added last handles a request first.
     app.add_middleware(HeadRequests)
     app.add_middleware(InternalErrors)
     app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes)
-    app.add_middleware(ApiKeys, keys=options.keys, open_paths=_OPEN_PATHS)
+    app.add_middleware(ApiKeys, keys=options.keys, open_paths=open_paths)
     if options.cors_origins:
         app.add_middleware(
             CORSMiddleware,

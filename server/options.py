@@ -35,6 +35,7 @@ class ServerOptions:
     keepalive_s: float = 15.0  # without data on a stream, until a comment is sent
     limits: TimeLimits = field(default_factory=TimeLimits)
     log_requests: bool = True  # one line per request
+    playground: bool = True  # the page at /
     profile_dir: str | None = None  # for /stop_profile; None: profiling is off
     ready_when_collapsed: bool = True  # /ready is 200 also while acceptance has collapsed
     tool_parser: ToolParserName = "auto"

@@ -31,6 +31,7 @@ def server_options(settings: Settings, config: EngineConfig, *, keys: KeyRing) -
         keepalive_s=server.keepalive_s,
         limits=TimeLimits(settings.scheduler.queue_timeout_s, settings.scheduler.request_timeout_s),
         log_requests=settings.observability.log_requests,
+        playground=server.playground,
         profile_dir=settings.observability.profile_dir,
         ready_when_collapsed=settings.observability.ready_when_collapsed,
         tool_parser=settings.model.tool_call_parser,

@@ -10,7 +10,7 @@ from server.http.request_records import AbortedCompletion, RequestRecord
 
 logger = logging.getLogger(__name__)
 
-_POLLED = frozenset({"/health", "/ready", "/metrics"})  # every few seconds, by probes
+_POLLED = frozenset({"/health", "/ready", "/metrics", "/server_info"})  # by probes and pages
 _PLAIN = re.compile(r"[!#-~]+")
 _LONGEST_PATH = 200
 

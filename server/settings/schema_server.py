@@ -22,8 +22,8 @@ class ServerSection(Section):
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="TCP port.")
     api_key: KeyRing | None = Field(
         None,
-        description="Key required on every route but /health, as a bearer token or x-api-key; of "
-        "a list of keys each one is valid.",
+        description="Key required on every route but /health and the playground's files, as a bearer "
+        "token or x-api-key; of a list of keys each one is valid.",
     )
     api_key_file: FileName | None = Field(
         None,
@@ -75,6 +75,11 @@ class ServerSection(Section):
         3.0,
         description="Most seconds for compiling a request's schema, regex or grammar, in a "
         "separate process; a longer compilation is refused.",
+    )
+    playground: bool = Field(
+        True,
+        description="Serve the playground at /, a page in the browser that chats, shows where each "
+        "token came from and compares two ways of decoding. Its files need no key, its calls do.",
     )
     sampling_defaults: Literal["model", "neutral"] = Field(
         "model",

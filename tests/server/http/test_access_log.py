@@ -102,7 +102,7 @@ def test_polled_routes_are_not_logged_at_info(
     connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = connect()
-    for path in ("/health", "/ready", "/metrics", "/v1/models"):
+    for path in ("/health", "/ready", "/metrics", "/server_info", "/v1/models"):
         client.get(path)
     assert [line["path"] for line in lines(caplog)] == ["/v1/models"]
 

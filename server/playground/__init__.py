@@ -1,0 +1,1 @@
+"""Serves the playground: a page in the browser, made of static files."""
