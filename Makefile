@@ -7,6 +7,8 @@ CONFIG ?= configs/demo.yaml
 PIP    := $(BIN)/python -u -m pip --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 TESTS  := $(VENV)/.installed-for-tests
+PAGE   := $(VENV)/.installed-for-the-page
+CHROMIUM ?= chromium
 ARGS   ?=
 
 # Install the project with $$extras, without pip's hundreds of lines: what it is at, in one line of a terminal
@@ -21,7 +23,7 @@ define install
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check fix verify bench docs clean
+.PHONY: help setup serve test test-page check fix verify bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -53,6 +55,15 @@ serve: $(STAMP) ## fetch the demo model (once) and serve it on 127.0.0.1:8000
 # several times slower than one.
 test: $(TESTS) ## the tests, under ten minutes on two cores
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8
+
+$(PAGE): $(TESTS)
+	@extras=page; $(install)
+	@touch $(PAGE)
+
+# A browser is the system's: CHROMIUM names another one.
+test-page: $(PAGE) ## the playground in a browser; installs Debian's chromium if there is none
+	@command -v $(CHROMIUM) >/dev/null || { apt-get update -q && apt-get install -qy chromium; }
+	OMP_NUM_THREADS=1 CHROMIUM="$$(command -v $(CHROMIUM))" $(BIN)/pytest -m page tests/server/playground
 
 check: $(STAMP) ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

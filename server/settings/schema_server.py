@@ -22,8 +22,8 @@ class ServerSection(Section):
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="TCP port.")
     api_key: KeyRing | None = Field(
         None,
-        description="Key required on every route but /health and the playground's files, as a bearer "
-        "token or x-api-key; of a list of keys each one is valid.",
+        description="Key required on every route but /health and the playground's files, as a "
+        "bearer token or x-api-key; of a list of keys each one is valid.",
     )
     api_key_file: FileName | None = Field(
         None,

@@ -37,7 +37,8 @@ def test_a_file_is_sent_as_it_lies_in_the_package(connect: Connect) -> None:
 def test_the_policy_allows_the_servers_origin_alone(connect: Connect) -> None:
     response = connect().get("/")
     policy = dict(
-        part.strip().split(" ", 1) for part in response.headers["content-security-policy"].split(";")
+        part.strip().split(" ", 1)
+        for part in response.headers["content-security-policy"].split(";")
     )
     assert policy["default-src"] == "'none'"
     for name, value in policy.items():
