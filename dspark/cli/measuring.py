@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from dspark.bench.report.html_report import html_report
 from dspark.bench.report.outcome import Outcome
 from dspark.bench.workloads.prompts import (
     EncodedPrompt,
@@ -140,6 +141,12 @@ def check_output(output: Path | None) -> None:
         raise SettingsError(f"--output: found {output}; accepted: a file in a folder that exists")
 
 
+def check_picture(file: Path | None, *, flag: str) -> None:
+    """Check early that a picture or a page can be written. Raises SettingsError."""
+    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        raise SettingsError(f"{flag}: found {file}; accepted: a file in a folder that exists")
+
+
 def encode(text: TextCodec, prompts: Sequence[Prompt]) -> tuple[EncodedPrompt, ...]:
     """Tokenize prompts as the server does, with the chat template if any. Raises SettingsError."""
     try:
@@ -225,6 +232,8 @@ def print_result(
     print(line)  # first, because the file may not fit the disk
     if args.output is not None:
         _output_file(args).write_text(line + "\n", encoding="utf-8")
+    if getattr(args, "html", None) is not None:
+        args.html.write_text(html_report(json.loads(line), title=title), encoding="utf-8")
     return 0 if outcome.holds else 1
 
 

@@ -13,11 +13,13 @@ import argparse
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspark.bench.workloads.prompts import Prompt
 from dspark.cli.measuring import (
     add_prompt_flags,
+    check_picture,
     chosen_prompts,
     describe_prompts,
     progress_bar,
@@ -39,8 +41,8 @@ if TYPE_CHECKING:
     from dspark.bench.report.outcome import Outcome
 
 USAGE = (
-    "dspark bench --config FILE [--compare speculation|stacked|transformers|grammar | --profile] "
-    "[options]"
+    "dspark bench --config FILE "
+    "[--compare speculation|stacked|transformers|grammar [--html FILE] | --profile] [options]"
 )
 
 _ENOUGH_TRIALS = 3
@@ -83,6 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="speculation: against plain decoding; stacked: against the per-layer context write; "
         "transformers: against transformers' generate, one stream; grammar: a JSON schema "
         "against free text",
+    )
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="with --compare: also write a page with the speeds of the arms, acceptance by "
+        "position and the time of a step's stages",
     )
     parser.add_argument(
         "--profile",
@@ -213,6 +222,9 @@ def _check_kind(args: argparse.Namespace) -> None:
             f"--concurrency: found {args.concurrency}; accepted with --compare transformers: 1, "
             "because generate answers one prompt at a time"
         )
+    if args.html is not None and args.compare is None:
+        raise SettingsError("--html: accepted with --compare only")
+    check_picture(args.html, flag="--html")
     if args.profile and args.compare is not None:
         raise SettingsError("--profile: found together with --compare; accepted: one of them")
 

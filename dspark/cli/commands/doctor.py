@@ -15,8 +15,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from dspark.bench.report.cost_picture import cost_picture
 from dspark.bench.workloads.prompts import spread
-from dspark.cli.measuring import progress_bar, prompts_in
+from dspark.cli.measuring import check_picture, progress_bar, prompts_in
 from dspark.cli.prepared_pair import prepare, require_draft
 from dspark.cli.startup import add_checking_flags, configure_log, settle
 from dspark.demo.target import cached_demo_target
@@ -62,6 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--load", action="store_true", help="load the models even if they must be fetched first"
     )
     parser.add_argument(
+        "--cost-curve",
+        type=Path,
+        metavar="FILE",
+        help="draw the measured costs of target and draft passes as an SVG picture",
+    )
+    parser.add_argument(
         "--diagnose-draft",
         action="store_true",
         help="find out why the draft's tokens are not accepted",
@@ -78,6 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    check_picture(args.cost_curve, flag="--cost-curve")
+    if args.diagnose_draft and args.cost_curve is not None:
+        raise SettingsError("--cost-curve: found together with --diagnose-draft; accepted: one")
     if args.diagnose_draft:
         return _diagnose_draft(args)
     if args.prompts is not None:
@@ -87,12 +97,16 @@ def run(args: argparse.Namespace) -> int:
         settings = settle(args)
         if settings is None:
             return 0
+    if args.cost_curve is not None and settings is None:
+        raise SettingsError("--cost-curve: accepted with settings only, such as --config demo")
     _print("machine", machine_rows())
     _print("software", software_rows())
     cache_dir = default_cache_dir(os.environ)
     _print("demo target", demo_rows(cache_dir))
     _print("missing", missing_rows(cache_dir, settings) or [("nothing", "")])
-    _print("with these settings", _active_rows(settings, load=args.load))
+    _print(
+        "with these settings", _active_rows(settings, load=args.load, cost_curve=args.cost_curve)
+    )
     return 0
 
 
@@ -177,7 +191,10 @@ def missing_rows(cache_dir: Path, settings: Settings | None) -> list[Row]:
     return rows
 
 
-def _active_rows(settings: Settings | None, *, load: bool) -> list[Row]:
+def _active_rows(
+    settings: Settings | None, *, load: bool, cost_curve: Path | None = None
+) -> list[Row]:
+    """Load the models if they are here; return the start report, and draw the cost curve."""
     if settings is None:
         return [("no settings", "give --config FILE to see which code paths it would use, and why")]
     absent = [] if load else list(_not_at_hand(settings))
@@ -187,7 +204,11 @@ def _active_rows(settings: Settings | None, *, load: bool) -> list[Row]:
         ]
     configure_log("warning")
     with running_engine(resolved_engine_config(settings)) as engine:
-        return start_rows(engine.info.details)
+        rows = start_rows(engine.info.details)
+        if cost_curve is not None:
+            cost_curve.write_text(cost_picture(engine.info.details), encoding="utf-8")
+            rows.append(("cost curve", str(cost_curve)))
+        return rows
 
 
 def _not_at_hand(settings: Settings) -> Iterator[str]:

@@ -80,6 +80,22 @@ def test_comparing_speculation_prints_a_table_and_one_line_of_json(
     ]
 
 
+def test_a_comparison_writes_one_page_that_loads_nothing(
+    pair: TinyPair, asked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "report.html"
+    assert bench(pair, asked, "--compare", "speculation", "--html", str(file)) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    page = file.read_text()
+    for arm in ("plain", "speculation"):
+        speed = found["arms"][arm]["decode_tokens_per_s"]
+        shown = f"{speed['median']:.1f} tok/s [{speed['min']:.1f} - {speed['max']:.1f}]"
+        assert shown in page
+        assert f"A step's time: {arm}" in page
+    loaded = re.findall(r"(?:src|href)=|url\(|@import|<script", page)
+    assert loaded == []
+
+
 def test_comparing_the_context_writes_prints_both_paths(
     pair: TinyPair, asked: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,6 +223,11 @@ def test_a_prompt_that_does_not_fit_is_refused_before_the_first_trial(
         (
             [*DRAFTED, "--concurrency", "17"],
             "--concurrency: found 17; accepted: at most 16, which is scheduler.max_running",
+        ),
+        ([*DRAFTED, "--html", "report.html"], "--html: accepted with --compare only"),
+        (
+            [*DRAFTED, "--compare", "stacked", "--html", "no/such/file.html"],
+            "--html: found no/such/file.html; accepted: a file in a folder that exists",
         ),
         ([*DRAFTED, "--prompts", "no.jsonl"], "--prompts: no.jsonl: No such file or directory"),
         (

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import httpx
 import pytest
@@ -457,6 +458,29 @@ def test_doctor_reports_the_active_code_paths_and_the_reasons(
     assert rows["context KV"] == "per_layer (mode off): switched off"
     assert rows["attention"] == "reference (triton's kernels are for CUDA)"
     assert f"from {pair.target}" in rows["target"]
+
+
+def test_doctor_draws_the_measured_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = TinyPair.write(tmp_path)
+    file = tmp_path / "costs.svg"
+    assert main(["doctor", *pair.flags, "--cost-curve", str(file)]) == 0
+    drawn = ElementTree.parse(file).getroot()
+    texts = ["".join(each.itertext()) for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"target pass, by rows", "draft pass, by sequences"} <= set(texts)
+    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) >= 4
+    assert f"cost curve    {file}" in re.sub(
+        r"cost curve +", "cost curve    ", capsys.readouterr().out
+    )
+    always = ["--speculative.draft_budget", "always", "--cost-curve", str(file)]
+    assert main(["doctor", *pair.flags, *always]) == 1
+    assert "no costs were measured" in capsys.readouterr().err
+
+
+def test_a_cost_curve_without_settings_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--cost-curve", "costs.svg"]) == 2
+    assert "--cost-curve: accepted with settings only" in capsys.readouterr().err
 
 
 def test_progress_without_a_terminal_is_a_line_per_piece_of_work(
