@@ -161,6 +161,7 @@ async function streamCompletion(given) {
   node.removeAttribute("aria-busy");
   const summary = summaryOf(last, view, first, isStopped);
   foot.textContent = summary;
+  scrollDown();
   if (problem) {
     const note = el("p", { className: "note", role: "alert", textContent: problem });
     node.append(note);
