@@ -86,6 +86,7 @@ bench: $(STAMP) ## against plain decoding, and the two context writes
 docs: $(STAMP) ## write the generated pages and the picture again
 	$(BIN)/python -m dspark.cli.reference_docs
 	$(BIN)/python -m tests.support.engine.options_table
+	$(BIN)/python -m tests.support.engine.models_table
 	$(BIN)/python -m dspark.bench.pictures
 
 clean: ## remove the virtual environment and caches of tools

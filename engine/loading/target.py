@@ -12,11 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from engine.errors import LoadError
 from engine.loading.as_loaded import as_loaded
+from engine.loading.servable import INTERFACE_UNUSED, refuse_unservable
 from engine.runner import hf_attention as attention_hook
 from engine.runner.taps import Taps
 from engine.runner.target_model import DecoderParts
 
-_RECURRENT_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "chunked_attention"}
 _LENGTH_DEPENDENT_ROPE = {"longrope", "dynamic", "su"}
 
 
@@ -81,7 +81,12 @@ def describe_target(
         num_layers = len(parts.layers)
         vocab_size = parts.embedding.get_parameter("weight").shape[0]
     except (AttributeError, TypeError) as error:
-        raise LoadError(f"this target is not built like a decoder: {error}") from error
+        reason = f"it is not built like a decoder: {error}"
+        if not getattr(model, "_supports_attention_backend", False):
+            reason = INTERFACE_UNUSED
+        raise LoadError(
+            f"this target, a {config.model_type}, cannot be served: {reason}"
+        ) from error
     return LoadedTarget(
         model=model,
         parts=parts,
@@ -147,21 +152,6 @@ def eos_ids(generation: Any, config: Any) -> frozenset[int]:
         if found is not None:
             return frozenset(found if isinstance(found, list) else [found])
     return frozenset()
-
-
-def refuse_unservable(config: Any) -> None:
-    """Raise LoadError for an architecture whose state is not the keys and values of past tokens."""
-    kinds = set(getattr(config, "layer_types", None) or [])
-    if kinds & _RECURRENT_LAYERS:
-        raise LoadError(
-            f"model type {config.model_type!r} has layers of kind "
-            f"{sorted(kinds & _RECURRENT_LAYERS)}: their state is not a list of keys and "
-            "values, so drafts cannot be taken back; accepted: full_attention, sliding_attention"
-        )
-    if getattr(config, "is_encoder_decoder", False):
-        raise LoadError(
-            f"model type {config.model_type!r} is an encoder-decoder; accepted: decoders"
-        )
 
 
 def resolve_max_len(config: Any, wanted: int | None) -> int:

@@ -2,21 +2,24 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from engine.errors import LoadError
+from engine.loading.servable import INTERFACE_UNUSED, layer_windows, refuse_unfollowed_fields
 from engine.loading.target import LoadedTarget, dense_reference
 from engine.runner.batch import batch_of_rows
-from engine.runner.hf_attention import UnsupportedAttention
+from engine.runner.hf_attention import UnsupportedAttention, set_windows
 from engine.runner.target_model import TargetModel, run_model
 from kv_pool import AttentionOptions, KVLayout, KVPool, KVShape
 
 _NUM_TOKENS = 24
 _CHUNK = 7  # tokens of one sequence in one pass
 _CHEAP_WINDOW = 512  # windows up to here are exceeded by the check
+_MOST_TOKENS = 2048  # of the check; layers that mask by themselves are checked up to here
 CHECK_PAGE_SIZE = 4  # tokens
 # Accepted difference, relative to the largest logit: the reference has the same precision, so only
 # the order of rounding differs.
@@ -30,6 +33,8 @@ class ShapeProbe:
     dtype: torch.dtype  # that the pool will have
     shapes: dict[int, KVShape] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
+    masked: dict[int, int] = field(default_factory=dict)  # windows named by the config alone
+    has_softcap: bool = False
 
     @property
     def layers(self) -> tuple[KVShape, ...]:
@@ -46,6 +51,7 @@ class ShapeProbe:
     ) -> Float[Tensor, "T H Dv"]:
         self.shapes[layer] = KVShape(keys.shape[1], keys.shape[2], values.shape[2], self.dtype)
         self.windows[layer] = options.window
+        self.has_softcap |= options.softcap is not None
         return query.new_zeros(*query.shape[:2], values.shape[2])
 
 
@@ -57,14 +63,39 @@ def probe_shapes(target: LoadedTarget, device: torch.device) -> ShapeProbe:
     """
     probe = ShapeProbe(target.dtype)
     one = torch.zeros(1, dtype=torch.long, device=device)
+    config: Any = target.model.config.get_text_config()  # type: ignore[union-attr,operator]
+    kind = f"this target, a {config.model_type}, cannot be served"
+    named = layer_windows(config, target.num_layers)
     try:
+        set_windows(target.model, (None,) * target.num_layers)
         run_model(target.model, one, one, one, probe)
+        probe.masked = {
+            layer: window
+            for layer, window in enumerate(named)
+            if window is not None and probe.windows.get(layer) is None
+        }
+        set_windows(target.model, [probe.masked.get(i) for i in range(target.num_layers)])
     except (UnsupportedAttention, TypeError) as error:
-        raise LoadError(f"this target cannot be served: {error}") from error
+        raise LoadError(f"{kind}: {error}") from error
+    if not probe.shapes:
+        raise LoadError(f"{kind}: {INTERFACE_UNUSED}")
+    refuse_unfollowed_fields(config)
+    cap = getattr(config, "attn_logit_softcapping", None)
+    if cap and not probe.has_softcap:
+        raise LoadError(
+            f"{kind}: its config names attn_logit_softcapping={cap!r}, which its layers do not "
+            "pass to attention"
+        )
+    largest = max(probe.masked.values(), default=0)
+    if _MOST_TOKENS <= largest < target.max_len:
+        raise LoadError(
+            f"{kind} beyond its window of {largest} tokens: its layers mask by themselves, which "
+            f"cannot be checked at that length; accepted: model.max_model_len up to {largest}"
+        )
     missing = sorted(set(range(target.num_layers)) - set(probe.shapes))
     if missing:
         raise LoadError(
-            f"this target cannot be served: layers {missing} keep no keys and values through "
+            f"{kind}: layers {missing} keep no keys and values through "
             "transformers' attention interface (recurrent or linear attention?)"
         )
     return probe
@@ -132,6 +163,7 @@ def check_target(
 
 def _num_tokens(probe: ShapeProbe) -> int:
     cheap = [w for w in probe.windows.values() if w is not None and w <= _CHEAP_WINDOW]
+    cheap += [w for w in probe.masked.values() if w < _MOST_TOKENS]
     return max(_NUM_TOKENS, *(w + 8 for w in cheap)) if cheap else _NUM_TOKENS
 
 

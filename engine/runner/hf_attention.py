@@ -1,9 +1,12 @@
 """Lets an unmodified Hugging Face decoder read and write the paged pool.
 
-One function is registered as an attention implementation. The model is called with
-`batch=LayerAttention`, and transformers passes that keyword to every layer.
+One function is registered as an attention implementation. It calls the LayerAttention of the
+running pass, which a context variable holds: some layers do not pass keywords to attention.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from jaxtyping import Float
@@ -13,6 +16,7 @@ from transformers import AttentionInterface
 from kv_pool import AttentionOptions
 
 IMPLEMENTATION = "dspark_paged"
+_WINDOW = "_dspark_window"  # attribute of attention modules
 
 # Keywords that do not change the scores.
 _NEUTRAL = frozenset({"dropout", "position_ids", "use_cache", "is_causal", "cache_position"})
@@ -37,6 +41,19 @@ class UnsupportedAttention(Exception):
     """A layer needs a kind of attention that the paged pool does not support."""
 
 
+_running: ContextVar[LayerAttention] = ContextVar("running pass")
+
+
+@contextmanager
+def attending_with(attention: LayerAttention) -> Iterator[None]:
+    """Let every layer that runs within the block call this attention."""
+    token = _running.set(attention)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
 def register() -> None:
     """Register the implementation with transformers; registering twice is harmless.
 
@@ -52,7 +69,6 @@ def _attention_forward(
     value: Float[Tensor, "1 Hkv T Dv"],
     attention_mask: Tensor | None,
     *,
-    batch: LayerAttention,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -60,19 +76,32 @@ def _attention_forward(
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "1 T H Dv"], None]:
     _refuse_unknown(module, attention_mask, kwargs)
-    attended = batch.attend(
+    attended = _running.get().attend(
         int(module.layer_idx),  # type: ignore[arg-type]
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         AttentionOptions(
             scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
-            window=sliding_window,
+            window=sliding_window if sliding_window is not None else _named_window(module),
             softcap=softcap,
             sinks=s_aux,
         ),
     )
     return attended[None], None
+
+
+def set_windows(model: nn.Module, windows: Sequence[int | None]) -> None:
+    """Set the window of each layer that passes none to attention, because it masks by itself."""
+    for module in model.modules():
+        layer = getattr(module, "layer_idx", None)
+        if isinstance(layer, int) and layer < len(windows):
+            module.__dict__[_WINDOW] = windows[layer]
+
+
+def _named_window(module: nn.Module) -> int | None:
+    window: int | None = module.__dict__.get(_WINDOW)
+    return window
 
 
 def _refuse_unknown(module: nn.Module, mask: Tensor | None, kwargs: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from engine.runner.batch import ScheduleBatch
-from engine.runner.hf_attention import IMPLEMENTATION, LayerAttention
+from engine.runner.hf_attention import IMPLEMENTATION, LayerAttention, attending_with
 from engine.runner.taps import Taps
 from kv_pool import AttentionBackend, AttentionOptions, AttentionPlan, KVPool
 
@@ -61,9 +61,10 @@ class DecoderParts:
     def of(cls, model: nn.Module) -> "DecoderParts":
         """Find the modules. Raises AttributeError when the model is not built like a decoder."""
         backbone = model.get_decoder()  # type: ignore[operator]
+        layers = getattr(backbone, "h", None)  # GPT-2's name
         return cls(
             embedding=model.get_input_embeddings(),  # type: ignore[operator]
-            layers=backbone.layers,
+            layers=backbone.layers if layers is None else layers,
             lm_head=model.get_output_embeddings(),  # type: ignore[operator]
         )
 
@@ -156,12 +157,12 @@ def run_model(
     attention: LayerAttention,
 ) -> Float[Tensor, "R V"]:
     """Call the Hugging Face model on one packed row of tokens."""
-    output = model(
-        input_ids=token_ids[None],
-        position_ids=positions[None],
-        use_cache=False,
-        logits_to_keep=logit_rows,
-        batch=attention,
-    )
+    with attending_with(attention):
+        output = model(
+            input_ids=token_ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=logit_rows,
+        )
     logits: Tensor = output.logits[0]
     return logits

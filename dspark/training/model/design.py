@@ -17,6 +17,7 @@ from engine.errors import LoadError
 from engine.loading.target import LoadedTarget
 
 _ROPE_THETA = 10_000.0
+_USUAL_FEED_FORWARD = 4  # width relative to the hidden size, for targets whose config names none
 
 
 def design_draft(design: DesignConfig, target: LoadedTarget, *, mask_token_id: int) -> DSparkConfig:
@@ -36,7 +37,9 @@ def design_draft(design: DesignConfig, target: LoadedTarget, *, mask_token_id: i
     markov_kind = None if design.markov_head == "none" else design.markov_head
     return DSparkConfig(
         hidden_size=target.hidden_size,
-        intermediate_size=design.intermediate_size or target_config.intermediate_size,
+        intermediate_size=design.intermediate_size
+        or getattr(target_config, "intermediate_size", None)
+        or _USUAL_FEED_FORWARD * target.hidden_size,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -71,7 +74,8 @@ def _own_heads(config: Any) -> tuple[int, int | None]:
     """Read head_dim and the number of KV heads of the target's layers with full attention."""
     layer = config.per_layer_config[_full_layers(config)[-1]]
     head_dim: int | None = getattr(layer, "head_dim", None)
-    return head_dim or layer.hidden_size // layer.num_attention_heads, layer.num_key_value_heads
+    kv_heads: int | None = getattr(layer, "num_key_value_heads", None)
+    return head_dim or layer.hidden_size // layer.num_attention_heads, kv_heads
 
 
 def _full_layers(config: Any) -> list[int]:

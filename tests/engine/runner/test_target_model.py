@@ -6,11 +6,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import LoadError
+from engine.loading.servable import refuse_unservable
 from engine.loading.target import (
     LoadedTarget,
     dense_reference,
     describe_target,
-    refuse_unservable,
     resolve_max_len,
 )
 from engine.model_setup.target_check import check_target, probe_shapes, run_alone
