@@ -41,6 +41,7 @@ class ServerOptions:
     tool_parser: ToolParserName = "auto"
     reasoning_parser: ReasoningParserName = "none"
     grammar_timeout_s: float = 3.0  # limit for compiling a grammar
+    special_tokens_in_content: bool = False  # of a chat; otherwise they are plain text there
     stall_s: float = 60.0  # without progress while requests run, until /ready is 503
 
     def __post_init__(self) -> None:

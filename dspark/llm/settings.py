@@ -21,7 +21,7 @@ _ALIASES = {
 # Of the sections for a service, what text generation itself uses.
 _USED = (
     *("server.sampling_defaults", "server.default_max_tokens", "server.max_tokens_cap"),
-    "server.grammar_timeout_s",
+    *("server.grammar_timeout_s", "server.special_tokens_in_content"),
 )
 
 

@@ -151,7 +151,12 @@ class InputProcessor:
     ) -> list[int]:
         chat = [message.for_template() for message in messages if isinstance(message, Message)]
         try:
-            return await asyncio.to_thread(self._text.encode_chat, chat, extras)
+            return await asyncio.to_thread(
+                self._text.encode_chat,
+                chat,
+                extras,
+                special_tokens_in_content=self._options.special_tokens_in_content,
+            )
         except ChatTemplateError as error:
             raise ApiError(str(error), param=field.prompt) from error
 

@@ -81,6 +81,11 @@ class ServerSection(Section):
         description="Serve the playground at /, a page in the browser that chats, shows where each "
         "token came from and compares two ways of decoding. Its files need no key, its calls do.",
     )
+    special_tokens_in_content: bool = Field(
+        False,
+        description="Encode special tokens that a chat's content contains as such, such as "
+        "<|im_end|> in a user's message; false encodes them as plain text.",
+    )
     sampling_defaults: Literal["model", "neutral"] = Field(
         "model",
         description="Values of sampling fields that a request omits: model takes them from the "

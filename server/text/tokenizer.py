@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from server.text.content_tokens import ChatInput, ContentTokens
 from server.text.detokenizer import ByteDecoder, Decoder, WindowDecoder
 from server.text.token_bytes import ByteLevelTokens, TokenTexts, TokenTokenizer
 
@@ -58,6 +59,10 @@ class TextCodec:
         marked = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special_ids = frozenset(tokenizer.all_special_ids) | marked
         self._names = {i: name for name, i in self._ids.items() if i in self._special_ids}
+        self._content_tokens = ContentTokens(
+            backend=getattr(tokenizer, "backend_tokenizer", None),
+            special_ids={name: i for i, name in self._names.items()},
+        )
 
     @classmethod
     def load(
@@ -113,28 +118,46 @@ class TextCodec:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], extras: ChatExtras = NO_EXTRAS
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        extras: ChatExtras = NO_EXTRAS,
+        *,
+        special_tokens_in_content: bool = False,
     ) -> list[int]:
         """Encode a chat up to the start of the assistant's turn.
 
-        Adds no special tokens, because the template contains them. Raises ChatTemplateError.
+        Adds no special tokens, because the template contains them. Texts of special tokens in the
+        content are plain text, unless special_tokens_in_content is set. Raises ChatTemplateError.
         """
         if not self.has_chat_template:
             raise ChatTemplateError("this model has no chat template")
+        chat = {
+            "messages": [dict(message) for message in messages],
+            "tools": [dict(tool) for tool in extras.tools] or None,
+            **extras.template_kwargs,
+        }
+        turn = {"continue_final_message": True} if extras.continue_final_message else _NEW_TURN
+        render = partial(self._render, turn)
+        if special_tokens_in_content or not self._content_tokens.are_in(chat):
+            return self.encode(render(chat), add_special_tokens=False)
+        if not self._content_tokens.can_encode:
+            raise ChatTemplateError(
+                "a message contains the text of a special token, which this model's tokenizer "
+                "cannot encode as text; leave it out, or set server.special_tokens_in_content"
+            )
+        return self._content_tokens.encode(chat, render)
+
+    def _render(self, turn: Mapping[str, bool], chat: ChatInput) -> str:
+        """Return the text of the chat template. Raises ChatTemplateError."""
+        options = {name: value for name, value in chat.items() if name != "messages"}
         try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in extras.tools] or None,
-                tokenize=False,
-                **(
-                    {"continue_final_message": True} if extras.continue_final_message else _NEW_TURN
-                ),
-                **extras.template_kwargs,
+            text: str = self._tokenizer.apply_chat_template(
+                chat["messages"], tokenize=False, **turn, **options
             )
             text.encode()  # tool arguments may contain a lone surrogate
         except Exception as error:  # a template may raise anything
             raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
-        return self.encode(text, add_special_tokens=False)
+        return text
 
     def user_turn(self) -> tuple[list[int], frozenset[int]]:
         """Return the tokens before a first user message, and the special tokens that may end it.
