@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dspark.bench.workloads.prompts import EncodedPrompt, Prompt
 from dspark.cli.measuring import check_concurrency, check_output, encode, quiet_libraries
 from dspark.cli.number_flags import add_temperature_flag, an_integer
-from dspark.cli.startup import add_checking_flags, configure_log, settle
+from dspark.cli.startup import add_checking_flags, add_model_argument, configure_log, settle
 from dspark.runtime.models import resolved_engine_config
 from dspark.runtime.text import load_text
 from engine import EngineConfig
@@ -26,7 +26,8 @@ class Prepared:
 
 
 def add_pair_flags(parser: argparse.ArgumentParser) -> None:
-    """Add --check, --print-config and every setting."""
+    """Add MODEL, --check, --print-config and every setting."""
+    add_model_argument(parser)
     add_checking_flags(parser)
     add_settings_flags(parser)
 

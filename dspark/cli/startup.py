@@ -19,7 +19,7 @@ from server.settings.model_sources import DEMO_NAME
 from server.settings.names import Catalog, S
 from server.settings.rendering import effective_yaml
 from server.settings.schema import SERVING, Settings, SettingsError
-from server.settings.sources import Assignment
+from server.settings.sources import Assignment, read_flag
 
 _OURS = ("dspark", "server", "engine", "draft", "kv_pool")
 
@@ -34,8 +34,15 @@ def add_checking_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def settle(args: argparse.Namespace, *, more: Sequence[Assignment] = ()) -> Settings | None:
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL, which is short for --model.path MODEL."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder or hub id of the target")
+
+
+def settle(args: argparse.Namespace) -> Settings | None:
     """Load the server's settings, as `load_or_print` does; None after --check too."""
+    model: str | None = getattr(args, "model", None)
+    more = [read_flag("MODEL", "model.path", model)] if model else []
     settings = load_or_print(args, SERVING, more=more)
     if settings is None or not args.check:
         return settings

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dspark.demo.target import ensure_demo_target
+from dspark.runtime.hub import use_cache_if_offline
 from dspark.runtime.packaged import DEMO_DRAFT
 from dspark.runtime.progress import TerminalProgress
 from engine import EngineClient, EngineConfig, LoadError
@@ -53,6 +54,8 @@ def demo_target() -> Path:
 @contextmanager
 def running_engine(config: EngineConfig) -> Iterator[EngineClient]:
     """Run an engine for as long as the block lasts. Raises LoadError."""
+    if config.draft is not None:
+        use_cache_if_offline("speculative.draft_model", config.draft, config.draft_revision)
     silence_libraries()
     from transformers.utils import logging as transformers_logging
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from dspark.runtime.hub import use_cache_if_offline
 from engine import EngineConfig, LoadError
 from engine.errors import os_error_text
 from server.settings.schema import Settings, SettingsError
@@ -27,6 +28,7 @@ def codec_of(
     chat_template is a file. Raises LoadError, or SettingsError for the chat template.
     """
     template = text_of(chat_template, "model.chat_template") if chat_template else None
+    use_cache_if_offline("model.path", target, revision)
     try:
         return TextCodec.load(
             target,

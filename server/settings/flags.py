@@ -11,6 +11,20 @@ from server.settings.rendering import default_text
 from server.settings.schema import SERVING
 from server.settings.sources import Assignment, read_flag
 
+# Flags of other servers that spread a model over devices.
+_ONE_DEVICE = (
+    "--tensor-parallel-size",
+    "--tp-size",
+    "--tp",
+    "--pipeline-parallel-size",
+    "--pp-size",
+    "--data-parallel-size",
+    "--dp-size",
+)
+_ONE_MODEL = (
+    "a server runs one model on one device; accepted: one server for each device, with another "
+    "--port each, behind a load balancer"
+)
 _WIDTH = 100
 _DEST = "settings_flags"
 
@@ -31,6 +45,8 @@ class Parser(argparse.ArgumentParser):
             if flag == "--":
                 break
             if flag.startswith("--") and flag not in self._option_string_actions:
+                if flag in _ONE_DEVICE:
+                    raise SettingsError(f"{self.prog}: unknown flag {shown(flag)}; {_ONE_MODEL}")
                 known = [f for f in self._option_string_actions if f != "-h"]
                 near = did_you_mean(flag, known, otherwise=f"see {self.prog} --help")
                 raise SettingsError(f"{self.prog}: unknown flag {shown(flag)}{near}")

@@ -14,6 +14,8 @@ _NEW_TURN = {"add_generation_prompt": True}
 _KNOWN_MESSAGE = "a message that is known"
 _NO_LIMIT = 10**30  # as in transformers
 
+_NO_TEMPLATE = "this model has no chat template; accepted: --chat-template FILE, with one"
+
 
 class ChatTemplateError(ValueError):
     """The model has no chat template, or its template refuses these messages."""
@@ -130,7 +132,7 @@ class TextCodec:
         content are plain text, unless special_tokens_in_content is set. Raises ChatTemplateError.
         """
         if not self.has_chat_template:
-            raise ChatTemplateError("this model has no chat template")
+            raise ChatTemplateError(_NO_TEMPLATE)
         chat = {
             "messages": [dict(message) for message in messages],
             "tools": [dict(tool) for tool in extras.tools] or None,
@@ -166,7 +168,7 @@ class TextCodec:
         unchanged.
         """
         if not self.has_chat_template:
-            raise ChatTemplateError("this model has no chat template")
+            raise ChatTemplateError(_NO_TEMPLATE)
         try:
             text = self._tokenizer.apply_chat_template(
                 [{"role": "user", "content": _KNOWN_MESSAGE}], tokenize=False

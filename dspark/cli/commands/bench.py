@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dspark.bench.report.outcome import Outcome
 
 USAGE = (
-    "dspark bench --config FILE "
+    "dspark bench [MODEL] [--config FILE] "
     "[--compare speculation|stacked|transformers|grammar [--html FILE] | --profile] [options]"
 )
 

@@ -19,7 +19,7 @@ from dspark.bench.report.cost_picture import cost_picture
 from dspark.bench.workloads.prompts import spread
 from dspark.cli.measuring import check_picture, progress_bar, prompts_in
 from dspark.cli.prepared_pair import prepare, require_draft
-from dspark.cli.startup import add_checking_flags, configure_log, settle
+from dspark.cli.startup import add_checking_flags, add_model_argument, configure_log, settle
 from dspark.demo.target import cached_demo_target
 from dspark.runtime.models import resolved_engine_config, running_engine
 from dspark.runtime.packaged import DEMO_DRAFT
@@ -43,7 +43,7 @@ from server.settings.flags import add_settings_flags, settings_flags
 from server.settings.model_sources import DEMO_NAME
 from server.settings.schema import SERVING, Settings, SettingsError
 
-USAGE = "dspark doctor [--config FILE] [options]"
+USAGE = "dspark doctor [MODEL] [--config FILE] [options]"
 
 _PACKAGES = {  # distribution: what for
     "torch": "required",
@@ -80,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="JSONL of prompts for --diagnose-draft; default: "
         f"{_NUM_PROMPTS} prompts that come with dspark",
     )
+    add_model_argument(parser)
     add_checking_flags(parser)
     add_settings_flags(parser)
 
@@ -227,7 +228,8 @@ def _is_here(name: str, *, demo: Path | None) -> bool:
 
 def _has_settings(args: argparse.Namespace) -> bool:
     has_variables = any(name.startswith(SERVING.env_prefix) for name in os.environ)
-    return args.config is not None or bool(settings_flags(args)) or has_variables
+    has_arguments = args.config is not None or args.model is not None or settings_flags(args)
+    return bool(has_arguments) or has_variables
 
 
 def _installed(name: str, purpose: str) -> str:

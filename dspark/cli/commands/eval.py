@@ -28,7 +28,7 @@ from dspark.cli.prepared_pair import (
 )
 from engine import EngineSamplingParams
 
-USAGE = "dspark eval --config FILE [--prompts FILE ...] [options]"
+USAGE = "dspark eval [MODEL] [--config FILE] [--prompts FILE ...] [options]"
 
 _TEMPERATURES = (0.0, 1.0)
 

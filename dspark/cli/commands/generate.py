@@ -15,7 +15,7 @@ from server.settings.flags import add_settings_flags
 from server.settings.text_files import decoded, is_unicode
 from server.text.tokenizer import ChatTemplateError, TextCodec
 
-USAGE = "dspark generate [PROMPT] --config FILE [options]"
+USAGE = "dspark generate [PROMPT] [--model MODEL | --config FILE] [options]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,13 @@ from contextlib import contextmanager
 
 from fastapi import FastAPI
 
-from dspark.cli.startup import add_checking_flags, configure_log, keys_of, settle
+from dspark.cli.startup import (
+    add_checking_flags,
+    add_model_argument,
+    configure_log,
+    keys_of,
+    settle,
+)
 from dspark.runtime.models import resolved_engine_config, running_engine
 from dspark.runtime.service import served_name, server_options
 from dspark.runtime.text import load_text
@@ -28,7 +34,6 @@ from server.http.tracing import otlp_exporter
 from server.options import ServerOptions
 from server.settings.flags import add_settings_flags
 from server.settings.schema import Settings
-from server.settings.sources import read_flag
 from server.text.tokenizer import TextCodec
 
 USAGE = "dspark serve [MODEL] [--config FILE] [options]"
@@ -37,15 +42,14 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder or hub id of the target")
+    add_model_argument(parser)
     add_checking_flags(parser)
     add_settings_flags(parser, are_listed=True)
 
 
 def run(args: argparse.Namespace) -> int:
     started = time.monotonic()
-    model = [read_flag("MODEL", "model.path", args.model)] if args.model else []
-    settings = settle(args, more=model)
+    settings = settle(args)
     if settings is None:
         return 0
     configure_log(settings.observability.log_level)

@@ -16,7 +16,7 @@ from dspark.cli.measuring import (
 from dspark.cli.prepared_pair import add_pair_flags, checked_settings, prepare
 from engine import EngineSamplingParams
 
-USAGE = "dspark verify --config FILE [options]"
+USAGE = "dspark verify [MODEL] [--config FILE] [options]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 
 import httpx
 import pytest
+from huggingface_hub import constants
 
 from dspark.cli import startup as starting
 from dspark.cli.commands import COMMANDS, generate, serve
@@ -98,6 +99,11 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
             ["serve", "--prot", "1"],
             2,
             "dspark serve: unknown flag --prot; did you mean --p",
+        ),
+        (
+            ["serve", "a/b", "--tensor-parallel-size", "2"],
+            2,
+            "unknown flag --tensor-parallel-size; a server runs one model on one device",
         ),
         (["serve", "a/b", "c/d"], 2, "unrecognized arguments: c/d; see dspark serve --help"),
         (["serve", "--config", "no.yaml"], 2, "dspark: config file no.yaml: No such file"),
@@ -183,6 +189,28 @@ def test_a_folder_that_is_no_model_is_named_as_such(
     argv = ["generate", "hi", "--model", str(tmp_path), "--speculative-algorithm", "none"]
     assert main(argv) == 1
     assert f"model.path: found {tmp_path}, a folder without config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "bench", "verify", "eval", "doctor"])
+def test_a_model_is_named_without_a_flag(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "a/b", "--speculative.algorithm", "none", "--print-config"]) == 0
+    assert re.search(r"path: a/b +# .*MODEL", capsys.readouterr().out)
+
+
+def test_a_hub_that_cannot_be_reached_is_reported_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unreachable(address: object, timeout: float) -> None:
+        raise OSError("no route")
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for proxy in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(proxy, raising=False)
+    assert main(["verify", "nobody/nothing", "--speculative.algorithm", "none"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "'nobody/nothing' is neither a folder here nor in the model hub's cache" in error
 
 
 def test_a_port_in_use_is_refused_before_anything_is_loaded(

@@ -146,7 +146,7 @@ def test_a_template_error_is_reported() -> None:
 def test_a_chat_without_a_chat_template_is_refused() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.chat_template = None
-    with pytest.raises(ChatTemplateError, match="no chat template"):
+    with pytest.raises(ChatTemplateError, match="no chat template; accepted: --chat-template"):
         TextCodec(tokenizer=tokenizer).encode_chat([{"role": "user", "content": "hi"}])
 
 
