@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from engine import Finish, FinishReason
+from server.errors.api_errors import ApiError
 from server.generation.deltas import Delta
 from server.generation.input_processor import TokenizedRequest
 from server.parsers.message_parts import (
@@ -90,9 +91,9 @@ class MessageEncoder:
             case Reasoning(text):
                 yield from self._open_block("thinking", _block(Reasoning("")))
                 yield self._block_delta({"type": "thinking_delta", "thinking": text})
-            case ToolCall(_, arguments):
+            case ToolCall(name, arguments):
                 self._has_calls = True
-                yield from self._open_block("tool_use", {**_block(part), "input": {}})
+                yield from self._open_block("tool_use", _block(ToolCall(name, "{}")))
                 yield self._block_delta({"type": "input_json_delta", "partial_json": arguments})
                 yield from self._close_block()
 
@@ -125,8 +126,22 @@ def _block(part: Part) -> dict[str, object]:
                 "type": "tool_use",
                 "id": new_call_id(),
                 "name": name,
-                "input": json.loads(arguments),
+                "input": _input(name, arguments),
             }
+
+
+def _input(name: str, arguments: str) -> dict[str, object]:
+    """Return a call's arguments. Raises ApiError where they are no value of this API."""
+    try:
+        value: dict[str, object] = json.loads(arguments)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ApiError(
+            f"the model called '{name}' with arguments that are too large or too deep for this API",
+            status=500,
+            code="invalid_tool_call",
+        ) from error
+    return value
 
 
 def _stop(finish: Finish, *, has_calls: bool) -> dict[str, object]:

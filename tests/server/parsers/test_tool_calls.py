@@ -18,6 +18,7 @@ from server.parsers.message_parts import (
 )
 from server.parsers.reasoning import ReasoningParser
 from server.parsers.tool_calls import ToolFormat, format_of_template, tool_parser
+from server.parsers.tool_calls.json_text import value_end
 
 NAMES = frozenset({"weather", "clock", "a.b"})
 FORMATS = get_args(ToolFormat)
@@ -93,6 +94,64 @@ def test_calls_are_found(form: ToolFormat, text: str, parts: list[Part]) -> None
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"x": 9e999}',
+        '{"x": -1E+400}',
+        '{"x": 1.50}',
+        '{"x": ' + "9" * 5000 + "}",
+        '{"x": ' + "[" * 3000 + "]" * 3000 + "}",
+        '{"x": "\\ud83d\\ude00\\u00e9", "x": {"": []}}',
+        "{ }",
+    ],
+)
+@pytest.mark.parametrize(
+    ("form", "begin", "end"),
+    [
+        ("hermes", '<tool_call>{"name": "clock", "arguments": ', "}</tool_call>"),
+        ("llama3_json", '{"name": "clock", "parameters": ', "}"),
+        ("mistral", '[TOOL_CALLS][{"name": "clock", "arguments": ', "}]"),
+        ("mistral", "[TOOL_CALLS]clock[ARGS]", ""),
+    ],
+)
+def test_every_json_text_is_an_argument_to_the_letter(
+    form: ToolFormat, begin: str, end: str, arguments: str
+) -> None:
+    assert read(form, begin + arguments + end) == [ToolCall("clock", arguments)]
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(JSON_VALUES, st.sampled_from([None, 1]), st.text('{}[],:"x1 ', max_size=3), st.integers(0))
+def test_the_scanner_accepts_what_json_does(
+    value: Any, indent: int | None, noise: str, at: int
+) -> None:
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    cut = at % (len(text) + 1)
+    for candidate in (text, text[:cut] + noise + text[cut:], text[:cut]):
+        try:
+            _, expected = STRICT.raw_decode(candidate)
+        except ValueError:
+            expected = None
+        try:
+            found = value_end(candidate)
+        except ValueError:
+            found = None
+        assert found == expected or candidate[:1].isspace(), candidate
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+STRICT = json.JSONDecoder(parse_constant=_no_constant)
+
+
+@pytest.mark.parametrize(
     ("form", "text"),
     [
         ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": </tool_call>'),
@@ -103,6 +162,11 @@ def test_calls_are_found(form: ToolFormat, text: str, parts: list[Part]) -> None
         ("hermes", '<tool_call>{"name": "clock", "arguments": {"x": "\\ud800"}}</tool_call>'),
         ("hermes", "<tool_call></tool_call>"),
         ("hermes", "<tool_call>" + "[" * 100_000),
+        ("hermes", '<tool_call>{"name": "clock", "arguments": {"x": 01}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "clock", "arguments": {"x" 1}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "clock", "arguments": {"x": 1,}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "clock", "arguments": {"x": [1 2]}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "clock", "arguments": {"x": "\t"}}</tool_call>'),
         ("hermes", "<tool_ca"),
         ("llama3_json", '{"name": "weather", "parameters": {"city": "Pa'),
         ("llama3_json", '{"name": "clock"} and then {"name": "clock"}'),

@@ -11,6 +11,7 @@ from engine import Request
 from tests.server.conftest import Connect
 from tests.support.server.byte_text import EOS, NUM_IDS
 from tests.support.server.fakes import FakeEngine
+from tests.support.server.responses import events_of
 
 USER = {"role": "user", "content": "hi"}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -71,6 +72,51 @@ def test_a_required_call_is_generated_in_every_format(connect: Connect, parser: 
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] in ("weather", "book")
     assert isinstance(json.loads(call["function"]["arguments"]), dict)
+
+
+HUGE = '{"n": 9e999, "d": ' + "[" * 60 + "]" * 60
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("parser", "begins"),
+    [
+        ("hermes", '<tool_call>\n{"name": "any", "arguments": '),
+        ("mistral", '[TOOL_CALLS][{"name": "any", "arguments": '),
+        ("llama3_json", '{"name": "any", "parameters": '),
+    ],
+)
+def test_a_required_call_is_a_call_for_every_text_of_its_grammar(
+    connect: Connect, parser: str, begins: str, stream: bool
+) -> None:
+    engine = FakeEngine(lambda r: list(follower(r, begins=begins + HUGE)), max_len=2000)
+    client = connect(engine, tool_parser=parser)
+    body = {"messages": [USER], "tools": [tool("any", {})], "tool_choice": "required"}
+    response = client.post(CHAT, json={**body, "max_tokens": 900, "stream": stream})
+    if stream:
+        choices = [choice for event in events_of(response.text) for choice in event["choices"]]
+        calls = [call for c in choices for call in c["delta"].get("tool_calls", [])]
+        arguments = "".join(call["function"]["arguments"] for call in calls)
+        assert not any(choice["delta"].get("content") for choice in choices)
+    else:
+        assert response.status_code == 200, response.text
+        (choice,) = response.json()["choices"]
+        arguments = choice["message"]["tool_calls"][0]["function"]["arguments"]
+        assert choice["message"]["content"] is None
+    assert arguments == HUGE + "}"
+
+
+def test_arguments_that_anthropics_form_cannot_hold_are_an_error(connect: Connect) -> None:
+    begins = '<tool_call>\n{"name": "any", "arguments": ' + HUGE
+    engine = FakeEngine(lambda r: list(follower(r, begins=begins)), max_len=2000)
+    tools = [{"name": "any", "input_schema": {"type": "object"}}]
+    body = {"model": "tiny", "max_tokens": 900, "messages": [USER], "tools": tools}
+    client = connect(engine, tool_parser="hermes")
+    response = client.post(MESSAGES, json={**body, "tool_choice": {"type": "any"}})
+    assert response.status_code == 500
+    assert "too large or too deep" in response.json()["error"]["message"]
+    streamed = client.post(MESSAGES, json={**body, "tool_choice": {"type": "any"}, "stream": True})
+    assert "9e999" in streamed.text
 
 
 @pytest.mark.parametrize(("name", "arguments"), [("weather", {"city": ""}), ("book", {"page": 7})])
