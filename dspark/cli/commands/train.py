@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from dspark.bench.workloads.prompts import Prompt, PromptFileError, spread
@@ -25,6 +26,7 @@ from dspark.training.data.prompts import (
 )
 from dspark.training.run.own_prompt_stage import load_own_prompts, user_turn_of
 from dspark.training.settings.begun_training import (
+    alone_in,
     begin,
     decisive_settings,
     refuse_another_training,
@@ -58,7 +60,10 @@ def run(args: argparse.Namespace) -> int:
         print(f"the settings are valid; {len(prompts)} prompts{more}")
         return 0
     configure_log("info")
-    with TerminalProgress(stream=sys.stderr, log_tenths=True) as progress:
+    with (
+        ExitStack() as stack,
+        TerminalProgress(stream=sys.stderr, log_tenths=True) as progress,
+    ):
         target = settings.model.path
         if target == DEMO_NAME:
             cache_dir = default_cache_dir(os.environ)
@@ -78,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         turn = user_turn_of(codec) if own.count else None
         encoded = in_tokens(settings, codec, prompts)
         output.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(alone_in(output))
         begin(output, asked)
         quiet_libraries()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from draft import DecoderVariant, DraftLoadError, DSparkConfig, LayerConfig
 from draft.config import check_taps, gemma4_variant
@@ -159,10 +159,36 @@ def last_layers(target: LoadedTarget, count: int) -> TargetWeights:
     layers = [target.parts.layers[index] for index in list(chosen)[-count:]]
     norm = getattr(target.model.get_decoder(), "norm", None)  # type: ignore[operator]
     weight = getattr(norm, "weight", None)
+    has_variant = decoder_variant(target).norms_outputs
     return TargetWeights(
-        layers=[layer.state_dict() for layer in layers],
-        final_norm=weight.detach() if isinstance(weight, torch.Tensor) else None,
+        layers=[_weights_of(layer, norms_outputs=has_variant) for layer in layers],
+        final_norm=_factors_of(norm, weight.detach())
+        if norm is not None and isinstance(weight, torch.Tensor)
+        else None,
     )
+
+
+def _weights_of(layer: nn.Module, *, norms_outputs: bool) -> dict[str, Tensor]:
+    """Return a layer's weights under the draft's names, with norms as factors.
+
+    norms_outputs: the draft norms outputs too. Else the norm before the feed-forward network is
+    the draft's post_attention_layernorm, whatever its name in the target.
+    """
+    tensors: dict[str, Tensor] = dict(layer.state_dict())
+    for name, module in layer.named_modules():
+        if f"{name}.weight" in tensors:
+            tensors[f"{name}.weight"] = _factors_of(module, tensors[f"{name}.weight"])
+    before = tensors.get("pre_feedforward_layernorm.weight")
+    if before is not None and not norms_outputs:
+        tensors["post_attention_layernorm.weight"] = before
+    return tensors
+
+
+@torch.no_grad()
+def _factors_of(module: nn.Module, weight: Tensor) -> Tensor:
+    """Return the factors of an RMSNorm: some classes multiply by 1 + weight. Else the weight."""
+    is_norm = type(module).__name__.endswith("RMSNorm")
+    return module(torch.ones_like(weight)).detach() if is_norm else weight
 
 
 def _rope(config: Any) -> Mapping[str, Any]:

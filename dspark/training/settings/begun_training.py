@@ -1,9 +1,12 @@
 """Compares the settings of a training with those that its output folder was begun with."""
 
+import fcntl
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from dspark.bench.workloads.prompts import Prompt
@@ -73,6 +76,22 @@ def refuse_another_training(output: Path, asked: dict[str, object]) -> None:
             f"another output folder, or this one without {output}/checkpoints, where training "
             "restarts at the first step and reuses the answers that still apply",
         )
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Lock the folder of a training. Raises SettingsError while another process trains there."""
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError(
+                f"output: found {folder}, in which another training runs; accepted: another folder"
+            ) from None
+        yield
+    finally:
+        os.close(place)
 
 
 def begin(output: Path, asked: dict[str, object]) -> None:

@@ -60,6 +60,23 @@ def test_a_draft_of_a_gemma4_target_has_the_heads_and_the_decoder_of_its_global_
         assert torch.equal(layer["mlp.up_proj.weight"], weight)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "gemma4"])
+def test_norms_of_a_start_are_the_factors_that_the_target_multiplies_by(name: str) -> None:
+    target = tiny_target(name)
+    for parameter in target.model.parameters():
+        if parameter.dim() == 1:
+            parameter.normal_()
+    start = last_layers(target, 1)
+    layer = target.parts.layers[3 if name == "gemma3" else -1]  # the last with full attention
+    after = {"gemma3": "pre_feedforward_layernorm"}.get(name, "post_attention_layernorm")
+    x = torch.randn(HIDDEN)
+    names = {"input_layernorm": "input_layernorm", "post_attention_layernorm": after}
+    for mine, theirs in names.items():
+        factors = start.layers[0][f"{mine}.weight"]
+        found = torch.nn.functional.rms_norm(x, (HIDDEN,), factors, 1e-6)
+        torch.testing.assert_close(found, layer.get_submodule(theirs)(x), atol=1e-4, rtol=1e-4)
+
+
 def test_a_start_with_scaled_attention_has_the_usual_scores() -> None:
     target = tiny_target("gemma4")
     config = design_draft(DesignConfig(num_taps=2), target, mask_token_id=3)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dspark.training.settings.begun_training import alone_in
 from dspark.training.settings.schema import TRAINING
+from server.settings.schema import SettingsError
 from tests.support.server.logs import log_given_back
 from tests.support.server.tiny_pair import TinyPair
 from tests.support.training.command import train, write_config
@@ -98,3 +100,11 @@ def test_every_setting_is_stored_or_has_no_influence_on_the_steps(config: Path) 
     sections = ("model.", "features.", "evaluation.", "device.", "own_prompts.")
     left = {name for name in TRAINING.settings if not name.startswith(sections)} - set(begun)
     assert left == free
+
+
+def test_a_folder_in_which_a_training_runs_is_refused(tmp_path: Path) -> None:
+    refusal = pytest.raises(SettingsError, match="in which another training runs")
+    with alone_in(tmp_path), refusal, alone_in(tmp_path):
+        pass
+    with alone_in(tmp_path):
+        pass
