@@ -122,7 +122,7 @@ def test_curl_lines_in_the_readme_are_answered() -> None:
         answer = client.post(route, json=json.loads(words[words.index("-d") + 1]))
         assert answer.status_code == 200, answer.text
         routes.append(route)
-    assert routes == ["/v1/chat/completions", "/generate"]
+    assert routes == ["/v1/chat/completions"]
 
 
 def test_python_in_the_readme_compiles() -> None:
