@@ -1,0 +1,1 @@
+"""Proposes draft tokens without a draft model: lookup of repeated text."""
