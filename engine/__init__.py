@@ -6,6 +6,7 @@ The other door is `engine.build`, which loads models; only the command line uses
 from engine.api import (
     GREEDY_BELOW,
     MAX_TOP_LOGPROBS,
+    SOURCES,
     ContextKVMode,
     ContextKVStatus,
     EngineClient,
@@ -16,6 +17,7 @@ from engine.api import (
     FinishReason,
     Request,
     Round,
+    SourceStats,
     SpeculationStats,
     StopScanner,
     TokenEvent,
@@ -36,6 +38,7 @@ from engine.errors import (
 __all__ = [
     "GREEDY_BELOW",
     "MAX_TOP_LOGPROBS",
+    "SOURCES",
     "ContextKVMode",
     "ContextKVStatus",
     "EngineBusy",
@@ -54,6 +57,7 @@ __all__ = [
     "RequestFailed",
     "RequestRejected",
     "Round",
+    "SourceStats",
     "SpeculationStats",
     "StopScanner",
     "TokenEvent",

@@ -60,6 +60,11 @@ class TokenMask(Protocol):
         ...
 
 
+SOURCES: tuple[TokenSource, ...] = ("draft", "lookup", "target")
+# Why a round verifies no draft: no drafts would pay at this load; the confidences leave none; there
+# is nothing to propose; the request allows none, or one token is left of its output.
+PlainReason = Literal["load", "confidence", "no_proposal", "limit"]
+
 GREEDY_BELOW = 1e-5  # temperatures under this count as 0
 
 
@@ -114,15 +119,34 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceStats:
+    """Counts the rounds of one source, and its draft tokens; `target` has none."""
+
+    num_rounds: int = 0
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+
+    def plus(self, num_draft_tokens: int, num_accepted: int) -> "SourceStats":
+        """Return the counts with one more round."""
+        return SourceStats(
+            self.num_rounds + 1,
+            self.num_draft_tokens + num_draft_tokens,
+            self.num_accepted + num_accepted,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationStats:
     """Counts accepted draft tokens of one request.
 
     accept_counts[a] is the number of rounds in which exactly `a` draft tokens were accepted, the
-    bonus token excluded. A round is a target pass that verified at least one draft token.
+    bonus token excluded. A round is a target pass that verified at least one draft token; only
+    `sources` counts the rounds of plain decoding too, under "target".
     """
 
     accept_counts: tuple[int, ...] = ()
     num_draft_tokens: int = 0
+    sources: Mapping[str, SourceStats] = field(default_factory=dict)
 
     @property
     def num_rounds(self) -> int:
@@ -229,6 +253,8 @@ class EngineSnapshot:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()
+    sources: Mapping[str, SourceStats] = field(default_factory=dict)  # all rounds
+    plain_rounds: Mapping[str, int] = field(default_factory=dict)  # without drafts, by reason
     num_withheld_draft_tokens: int = (
         0  # that fitted into rounds, but were too expensive at their load
     )

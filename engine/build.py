@@ -14,11 +14,10 @@ from engine.core.worker import EngineWorker
 from engine.draft_length.cost_model import StepCosts
 from engine.draft_length.cost_profiling import CostRig
 from engine.draft_length.cost_tracking import StepTimes
-from engine.draft_length.draft_budget import DraftBudgetByLoad
 from engine.loading.draft import LoadedDraft, load_draft
 from engine.loading.target import LoadedTarget, load_target
 from engine.model_setup.device_backend import DeviceBackend
-from engine.model_setup.draft_backend import context_kernel, make_budget, make_draft_budget
+from engine.model_setup.draft_backend import context_kernel, make_budget, make_planner
 from engine.model_setup.memory_plan import MemoryPlan
 from engine.model_setup.model_passes import ModelPasses, make_model_passes
 from engine.model_setup.prepared_models import PreparedModels, prepare_models
@@ -31,10 +30,12 @@ from engine.platform.auto_settings import (
     configure_threads,
     resolve_device,
     resolve_dtype,
-    resolve_num_draft_tokens,
+    resolve_window,
 )
 from engine.platform.openmp import release_workers
+from engine.proposers.planner import PlannerByLoad
 from engine.runner.target_model import Target
+from engine.scheduler.proposals import ProposalPlanner
 from engine.scheduler.request_limits import RequestLimits
 from engine.scheduler.scheduler import Scheduler
 from kv_pool import KVPool, PageManager
@@ -116,7 +117,7 @@ def wire_engine(
 
     tap_layers: captured for the observer; None with a draft, which determines them.
     device_backend: None chooses by config and device.
-    costs: of target and draft passes, for the draft budget; None measures them.
+    costs: of target and draft passes, for the choice of drafts; None measures them.
     Raises LoadError when the target fails its self-check or memory is too small.
     """
     models = prepare_models(
@@ -128,15 +129,13 @@ def wire_engine(
         device=device,
     )
     passes = make_model_passes(config, models, device)
-    draft_budget = make_draft_budget(
-        config, draft, _cost_rig(config, models, passes, device), costs=costs
-    )
-    record_times = _cost_correction(draft_budget, is_measured=costs is None, device=device)
-    details = describe(config, models, passes, draft_budget, device)
+    planner = make_planner(config, draft, _cost_rig(config, models, passes, device), costs=costs)
+    record_times = _cost_correction(planner, is_measured=costs is None, device=device)
+    details = describe(config, models, passes, planner, device)
     log_start(details)
     return Built(
         engine=_make_engine(
-            config, models, passes, draft_budget, observer, record_times, details, device
+            config, models, passes, planner, observer, record_times, details, device
         ),
         target=models.target,
         draft=draft,
@@ -160,26 +159,26 @@ def _cost_rig(
         page_size=passes.memory.page_size,
         max_len=passes.max_len,
         max_running=config.max_running_requests,
-        width=resolve_num_draft_tokens(config, models.block_size) + 1,
+        width=resolve_window(config, models.block_size),
         capture_sizes=passes.graphs.capture_sizes,
         device=device,
     )
 
 
 def _cost_correction(
-    draft_budget: DraftBudgetByLoad | None, *, is_measured: bool, device: torch.device
+    planner: ProposalPlanner, *, is_measured: bool, device: torch.device
 ) -> Callable[[StepTimes], None] | None:
     """Choose what corrects measured costs by step times; None on a device that runs ahead."""
-    if draft_budget is None or not is_measured or device.type != "cpu":
+    if not isinstance(planner, PlannerByLoad) or not is_measured or device.type != "cpu":
         return None
-    return draft_budget.record_times
+    return planner.record_times
 
 
 def _make_engine(
     config: EngineConfig,
     models: PreparedModels,
     passes: ModelPasses,
-    draft_budget: DraftBudgetByLoad | None,
+    planner: ProposalPlanner,
     observer: StepObserver | None,
     record_times: Callable[[StepTimes], None] | None,
     details: dict[str, object],
@@ -195,18 +194,18 @@ def _make_engine(
         limits=RequestLimits(max_len=passes.max_len, vocab_size=target.vocab_size),
         eos_ids=target.eos_ids,
         num_slots=models.num_slots,
-        num_draft_tokens=resolve_num_draft_tokens(config, models.block_size),
+        planner=planner,
+        num_draft_tokens=resolve_window(config, models.block_size) - 1,
         max_running=config.max_running_requests,
         max_queued=config.max_queued_requests,
         prefill_chunk_tokens=config.prefill_chunk_tokens,
-        draft_budget=draft_budget,
     )
     return EngineCore(
         target=passes.target,
         proposer=passes.proposer,
         scheduler=scheduler,
         pages=pages,
-        metrics=StepMetrics(block_size=models.block_size),
+        metrics=StepMetrics(num_positions=resolve_window(config, models.block_size) - 1),
         info=EngineInfo(
             served_max_len=passes.max_len,
             vocab_size=target.vocab_size,

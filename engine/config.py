@@ -20,12 +20,17 @@ class EngineConfig:
     device: Device = "auto"
     trust_remote_code: bool = False
     max_model_len: int | None = None  # tokens; None: the target's own limit
-    draft: str | None = None  # folder or hub id; None: no speculation
+    draft: str | None = None  # folder or hub id; None: no draft model
     draft_revision: str | None = None
     draft_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the draft's matrices
     allow_other_target: bool = False  # load a draft that names another target
     num_draft_tokens: int | None = None  # verified per round; None: the draft's block size
-    draft_budget: Literal["auto", "always"] = "auto"  # always: num_draft_tokens at any load
+    # always: num_draft_tokens at any load, and lookups with a long match
+    draft_budget: Literal["auto", "always"] = "auto"
+    # In the sequence's own text: where it pays; wherever it finds any; never.
+    lookup: Literal["auto", "on", "off"] = "off"
+    lookup_tokens: int = 7  # proposed by a lookup at most
+    lookup_min_match: int = 2  # tokens of a repeated suffix from which a lookup proposes
     confidence_threshold: float | None = None  # None: every draft token is verified
     stacked_context_kv: ContextKVMode = "auto"
     page_size: int = 16  # tokens

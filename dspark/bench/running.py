@@ -186,7 +186,7 @@ def run_calibration(
 
 def _with_whole_rounds(config: EngineConfig) -> EngineConfig:
     """Verify whole blocks, so that the counts depend on the draft and not on the machine."""
-    return dataclasses.replace(config, draft_budget="always")
+    return dataclasses.replace(config, draft_budget="always", lookup="off")
 
 
 def _note_of_plot(outcome: Outcome) -> str:
@@ -248,7 +248,10 @@ def _load(
 def _without_draft(config: EngineConfig, built: Built, device: torch.device) -> Built:
     """Build a second engine over the same target, with a separate pool and no draft."""
     return wire_engine(
-        dataclasses.replace(config, draft=None), target=built.target, draft=None, device=device
+        dataclasses.replace(config, draft=None, lookup="off"),
+        target=built.target,
+        draft=None,
+        device=device,
     )
 
 

@@ -55,8 +55,11 @@ def checked_settings(args: argparse.Namespace) -> Settings | None:
 
 def require_draft(settings: Settings, *, purpose: str) -> None:
     """Check that the settings have a draft. Raises SettingsError."""
-    if settings.speculative.algorithm == "none":
-        raise SettingsError(f"speculative.algorithm: found none; accepted: a draft to {purpose}")
+    algorithm = settings.speculative.algorithm
+    if algorithm != "dspark":
+        raise SettingsError(
+            f"speculative.algorithm: found {algorithm}; accepted: dspark, with a draft to {purpose}"
+        )
 
 
 def prepare(settings: Settings, prompts: Sequence[Prompt]) -> Prepared:

@@ -28,7 +28,7 @@ from engine.observability.step_observer import StepObserver
 from engine.runner.batch import ScheduleBatch, build_batch, build_block_request, committed_rows
 from engine.runner.target_model import Target, TargetOutput
 from engine.runner.transfer import upload
-from engine.sampling.draft_token_masks import DraftTokenMasks
+from engine.sampling.draft_token_masks import DraftTokenMasks, cut_excluded
 from engine.sampling.uniforms import UniformPlan, plan_uniforms
 from engine.sampling.verify_step import StepOptions, verify_step
 from engine.scheduler.plan import RoundResult, ScheduledSequence, StepPlan
@@ -162,6 +162,7 @@ class EngineCore:
     def _run(self, plan: StepPlan) -> "_Ran":
         """Draft, cut and run: the target's logits over everything in the plan."""
         with self._metrics.stage("draft"):
+            plan = cut_excluded(plan, vocab_size=self._target.vocab_size)
             uniforms = plan_uniforms(
                 plan, block_size=self._proposer.block_size, device=self._device
             )
@@ -330,7 +331,9 @@ class EngineCore:
             num_draft_tokens=metrics.num_draft_tokens,
             num_accepted_tokens=metrics.num_accepted_tokens,
             accepted_per_position=tuple(metrics.accepted_per_position),
-            num_withheld_draft_tokens=counters.num_withheld_drafts,
+            sources=dict(metrics.sources),
+            plain_rounds=dict(metrics.plain_rounds),
+            num_withheld_draft_tokens=self._scheduler.num_withheld_drafts,
             num_capped_rounds=counters.num_capped_rounds,
             num_prompt_tokens=counters.num_prompt_tokens,
             num_cached_tokens=counters.num_cached_tokens,

@@ -1,11 +1,10 @@
 """Cuts drafts by the draft model's confidence, between drafting and verification."""
 
-from dataclasses import replace
 from typing import Protocol
 
 from draft import DraftBlock
 from draft.calibration import Scaling
-from engine.scheduler.plan import ScheduledSequence, StepPlan
+from engine.scheduler.plan import StepPlan
 
 
 class VerifyBudget(Protocol):
@@ -53,16 +52,7 @@ class ConfidenceThreshold:
         num_likely = iter((survival >= self._threshold).sum(dim=1).tolist())
         return StepPlan(
             tuple(
-                _shortened(s, next(num_likely)) if s.num_drafts > 0 else s
+                s.cut(max(1, next(num_likely)), "confidence") if s.source == "draft" else s
                 for s in plan.scheduled_seqs
             )
         )
-
-
-def _shortened(scheduled: ScheduledSequence, num_likely: int) -> ScheduledSequence:
-    num_drafts = min(scheduled.num_drafts, max(1, num_likely))
-    return (
-        scheduled
-        if num_drafts == scheduled.num_drafts
-        else replace(scheduled, num_drafts=num_drafts)
-    )

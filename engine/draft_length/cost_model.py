@@ -8,6 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+import numpy.typing as npt
+
+from engine.arrays import IntArray
+
+FloatArray = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True, slots=True)
 class Curve:
@@ -37,6 +44,15 @@ class Curve:
         right = min(bisect_right(sizes, size), len(sizes) - 1)
         slope = (seconds[right] - seconds[right - 1]) / (sizes[right] - sizes[right - 1])
         return seconds[right] + slope * (size - sizes[right])
+
+    def over(self, sizes: IntArray) -> FloatArray:
+        """Return the seconds of each size, as `at` does."""
+        found: FloatArray = np.interp(sizes, self.sizes, self.seconds)
+        if len(self.sizes) > 1:
+            last = self.sizes[-1]
+            slope = (self.seconds[-1] - self.seconds[-2]) / (last - self.sizes[-2])
+            found += slope * np.maximum(sizes - last, 0)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +86,35 @@ class StepCosts:
         if is_replayed and drafts_nothing and self.singles is not None:
             return self.singles.at(size) + per_token * context
         return self.passes.at(num_rows) + per_token * context
+
+    def pass_table(
+        self, *, num_sequences: int, num_rows: int, most_more: int, context: int
+    ) -> FloatArray:
+        """Predict passes over num_rows + 0, 1, ..., most_more rows, [most_more + 1].
+
+        num_rows >= num_sequences: each sequence has a row, so any more rows are drafts.
+        """
+        size = self._replayed(num_sequences)
+        rows = num_rows + np.arange(most_more + 1)
+        is_replayed = rows <= size * self.width
+        rows = np.where(is_replayed, size * self.width, rows)
+        sequences = np.where(is_replayed, size, num_sequences)
+        seconds: FloatArray = self.passes.over(rows) + context * (
+            sequences * self.context_per_sequence + rows * self.context_per_row
+        )
+        seconds[0] = self.pass_seconds(
+            num_sequences=num_sequences, num_rows=num_rows, context=context
+        )
+        return seconds
+
+    def draft_table(self, *, num_drafting: int, most_more: int, context: int) -> FloatArray:
+        """Predict draft passes over num_drafting + 0, 1, ..., most_more sequences."""
+        return np.array(
+            [
+                self.draft_seconds(num_sequences=num_drafting + n, context=context)
+                for n in range(most_more + 1)
+            ]
+        )
 
     def draft_seconds(self, *, num_sequences: int, context: int) -> float:
         """Predict a draft pass; 0 without sequences."""

@@ -34,7 +34,7 @@ _Case = tuple[str, int]  # the kind of pass, and its size
 class CostRig:
     """Runs the engine's passes while no sequence is running.
 
-    capture_sizes is empty without replayed passes; width is the rows of a full verify window.
+    capture_sizes is empty without replayed passes; width is the most rows of a verify window.
     """
 
     target: Target
@@ -148,13 +148,15 @@ def _cases(rig: CostRig) -> tuple[list[_Case], list[_Case]]:
         needed = sorted({1, width, min(4 * width, most)})
         finer = {*(1 << n for n in range(6)), 2 * width, most}
     counts = list(rig.capture_sizes) or [1 << n for n in range(rig.max_running.bit_length())]
-    drafts = [("draft", count) for count in counts]
+    drafts = [("draft", count) for count in counts] + [("draft far", 1)]
+    if rig.proposer.block_size == 0:
+        drafts = []
     far = [("pass far", width), ("single far" if rig.capture_sizes else "pass far", 1)]
     passes = [("pass", size) for size in needed] + [
         ("single", capture_size) for capture_size in rig.capture_sizes
     ]
     finer_passes = [("pass", size) for size in sorted(finer - set(needed)) if size <= most]
-    return [*passes, drafts[0]], [*drafts[1:], *far, ("draft far", 1), *finer_passes]
+    return [*passes, *drafts[:1]], [*drafts[1:-1], *far, *drafts[-1:], *finer_passes]
 
 
 def _timed(rig: CostRig, case: _Case, clock: Callable[[], float]) -> float:
@@ -179,12 +181,14 @@ def _costs(rig: CostRig, seconds: dict[_Case, float]) -> StepCosts:
     def curve(kind: str) -> Curve:
         return Curve.through({size: s for (what, size), s in seconds.items() if what == kind})
 
+    has_draft = rig.proposer.block_size > 0
+
     window = per_token("pass", rig.width)
     one_row = per_token("single" if rig.capture_sizes else "pass", 1)
     per_row = max(0.0, window - one_row) / max(1, rig.width - 1)
     return StepCosts(
         passes=curve("pass"),
-        drafts=curve("draft"),
+        drafts=curve("draft") if has_draft else Curve((1,), (0.0,)),
         singles=curve("single") if rig.capture_sizes else None,
         context_per_sequence=max(0.0, one_row - per_row),
         context_per_row=per_row,

@@ -23,10 +23,14 @@ from engine.cpu_kernels.setup import DRAFT_ROWS, LINEAR_ROWS, CpuKernels
 from engine.draft_length.confidence_cutoff import ConfidenceThreshold, VerifyAll, VerifyBudget
 from engine.draft_length.cost_model import StepCosts
 from engine.draft_length.cost_profiling import CostRig, measure_costs
-from engine.draft_length.draft_budget import DraftBudgetByLoad
 from engine.errors import LoadError
 from engine.loading.draft import LoadedDraft
 from engine.model_setup.draft_check import CONTEXTS, difference_of
+from engine.platform.auto_settings import resolve_num_draft_tokens
+from engine.proposers.fixed_rule import FixedPlanner, FixedRule
+from engine.proposers.lookup import LookupProposer
+from engine.proposers.planner import PlannerByLoad
+from engine.scheduler.proposals import ProposalPlanner
 from kv_pool import AttentionBackend, KVPool
 
 logger = logging.getLogger(__name__)
@@ -66,18 +70,27 @@ def make_budget(config: EngineConfig, draft: LoadedDraft | None) -> VerifyBudget
     )
 
 
-def make_draft_budget(
+def make_planner(
     config: EngineConfig, draft: LoadedDraft | None, rig: CostRig, *, costs: StepCosts | None
-) -> DraftBudgetByLoad | None:
-    """Make the draft budget; None when every round verifies all its draft tokens.
-
-    costs: None measures them.
-    """
-    if draft is None or config.draft_budget == "always":
-        return None
-    if rig.max_len < 4 * rig.width:  # too short to measure a window, and to gain anything
-        return None
-    return DraftBudgetByLoad(costs=costs or measure_costs(rig), num_draft_tokens=rig.width - 1)
+) -> ProposalPlanner:
+    """Make what decides which drafts rounds verify. costs: None measures them."""
+    always_looks_up = config.lookup == "on"
+    rule = FixedRule(
+        num_draft_tokens=0
+        if draft is None
+        else resolve_num_draft_tokens(config, draft.config.block_size),
+        lookup=LookupProposer(max_tokens=config.lookup_tokens, min_match=config.lookup_min_match)
+        if config.lookup != "off"
+        else None,
+        always_looks_up=always_looks_up,
+    )
+    proposes_nothing = draft is None and rule.lookup is None
+    # In a short context there is no room to measure a window, and little to gain.
+    if proposes_nothing or config.draft_budget == "always" or rig.max_len < 4 * rig.width:
+        return FixedPlanner(rule)
+    return PlannerByLoad(
+        costs=costs or measure_costs(rig), rule=rule, always_looks_up=always_looks_up
+    )
 
 
 def choose_draft_path(

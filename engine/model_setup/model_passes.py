@@ -14,7 +14,7 @@ from engine.model_setup.memory_plan import MemoryPlan
 from engine.model_setup.pool_sizing import plan_pool
 from engine.model_setup.prepared_models import PreparedModels
 from engine.model_setup.target_backend import make_target
-from engine.platform.auto_settings import resolve_num_draft_tokens
+from engine.platform.auto_settings import resolve_window
 from engine.runner.target_model import Target, TargetModel
 from engine.scheduler.request_limits import served_len
 from kv_pool import KVPool
@@ -75,7 +75,9 @@ def make_model_passes(
         attention=attention,
     )
     max_len = served_len(
-        model_len=models.target.max_len, pool_tokens=memory.num_tokens, num_slots=models.num_slots
+        model_len=models.target.max_len,
+        pool_tokens=memory.num_tokens,
+        num_slots=max(models.num_slots, resolve_window(config, models.block_size) - 1),
     )
     graphs = _record_graphs(config, models, runner, proposer, pool, max_len, device)
     return ModelPasses(memory, pool, graphs, draft_path, max_len)
@@ -105,7 +107,7 @@ def _record_graphs(
         limits=GraphLimits(
             max_running=config.max_running_requests,
             max_len=max_len,
-            width=resolve_num_draft_tokens(config, proposer.block_size) + 1,
+            width=resolve_window(config, proposer.block_size),
         ),
         scratch=ScratchPage(page=pool.num_pages - 1, page_size=pool.page_size),
         device=device,

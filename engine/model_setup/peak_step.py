@@ -1,14 +1,14 @@
 """Runs the largest step of an engine on dummy tokens, to measure its memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from draft import Proposer
+from draft import DraftBlock, Proposer
 from engine.api import EngineSamplingParams, Request
 from engine.runner.batch import batch_of_rows, build_batch, build_block_request
 from engine.runner.target_model import Target
-from engine.sampling.uniforms import plan_uniforms
+from engine.sampling.uniforms import UniformPlan, plan_uniforms
 from engine.sampling.verify_step import StepOptions, verify_step
 from engine.scheduler.plan import ScheduledSequence, StepPlan
 from engine.scheduler.sequence import SequenceState
@@ -37,10 +37,16 @@ class PeakStep:
     """
 
     max_running: int  # sequences
-    num_draft_tokens: int  # verified in a round
+    num_draft_tokens: int  # verified in a round; beyond a block they are a lookup's
+    block_size: int  # of the draft model; 0 without one
     num_slots: int  # of a draft block
     chunk_tokens: int  # 0: rounds alone, of requests without options
     page_size: int  # tokens
+
+    @property
+    def is_lookup(self) -> bool:
+        """Return whether the widest windows are those of lookups."""
+        return self.num_draft_tokens > self.block_size
 
     @property
     def num_pages(self) -> int:
@@ -58,6 +64,7 @@ class PeakStep:
                 stop=2,
                 num_drafts=self.num_draft_tokens,
                 samples=True,
+                lookup_ids=(0,) * self.num_draft_tokens if self.is_lookup else (),
             )
             for _ in range(self.max_running)
         ]
@@ -76,21 +83,35 @@ class PeakStep:
     def run(self, target: Target, proposer: Proposer, *, device: torch.device) -> None:
         """Compute the plan as EngineCore.step does, without a scheduler."""
         plan, vocab_size = self.plan(), target.vocab_size
+        kept: DraftBlock | None = None
+        if self.is_lookup and proposer.block_size > 0:
+            # Some sequences may draft while others look up; all of both is the most.
+            drafting = replace(self, num_draft_tokens=proposer.block_size).plan()
+            drawn = plan_uniforms(drafting, block_size=proposer.block_size, device=device)
+            kept = self._propose(drafting, drawn, proposer, device)
         draws = plan_uniforms(plan, block_size=proposer.block_size, device=device)
-        block = None
-        if plan.drafting:
-            sampling = draws.block if draws is not None else None
-            block = proposer.propose(
-                build_block_request(
-                    plan.drafting, sampling, num_slots=self.num_slots, device=device
-                )
-            )
+        block = self._propose(plan, draws, proposer, device)
         options = StepOptions.of(plan, vocab_size=vocab_size, device=device)
         batch = build_batch(plan, block, device=device)
         output = target.forward(batch)
         verify_step(plan, batch, block, output.logits, draws, options)
         if proposer.block_size > 0:
             proposer.write_context(output.aux_hidden, batch.positions, batch.slot_mapping)
+        del kept
+
+    def _propose(
+        self,
+        plan: StepPlan,
+        draws: UniformPlan | None,
+        proposer: Proposer,
+        device: torch.device,
+    ) -> DraftBlock | None:
+        if not plan.drafting:
+            return None
+        sampling = draws.block if draws is not None else None
+        return proposer.propose(
+            build_block_request(plan.drafting, sampling, num_slots=self.num_slots, device=device)
+        )
 
     def run_tail(self, target: Target, *, max_len: int, device: torch.device) -> None:
         """Run the end of a prompt whose prefix is cached, as in a conversation's next turn.

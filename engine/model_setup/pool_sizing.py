@@ -13,7 +13,7 @@ from engine.model_setup.draft_backend import DraftPath, make_proposer
 from engine.model_setup.memory_plan import GIB, MemoryPlan, size_text
 from engine.model_setup.peak_step import PeakStep
 from engine.model_setup.target_backend import make_target
-from engine.platform.auto_settings import resolve_num_draft_tokens
+from engine.platform.auto_settings import resolve_lookup_tokens, resolve_window
 from engine.platform.host import available_memory_bytes
 from kv_pool import AttentionBackend, FixedBackend, KVLayout, KVPool
 
@@ -73,11 +73,12 @@ def plan_pool(
         graph_bytes=graph_bytes,
         budget=setting,
     )
-    min_tokens = _SHORT_REQUEST + (draft.config.num_slots if draft is not None else 0)
+    num_slots = draft.config.num_slots if draft is not None else 0
+    min_tokens = _SHORT_REQUEST + max(num_slots, resolve_lookup_tokens(config))
     if plan.num_tokens < min_tokens:
         raise LoadError(
             f"{setting}: found room for {plan.num_tokens} tokens of KV memory; accepted: at least "
-            f"{min_tokens}, for one short request and its draft block"
+            f"{min_tokens}, for one short request and its draft tokens"
         )
     if left is not None and plan.pool_bytes > left:
         raise LoadError(
@@ -93,7 +94,7 @@ def _captured_sizes(
     block_size = draft.config.block_size if draft is not None else 0
     return GraphSizes(
         capture_sizes=CaptureSizes.up_to(config.max_running_requests),
-        width=resolve_num_draft_tokens(config, block_size) + 1,
+        width=resolve_window(config, block_size),
         vocab_size=target.vocab_size,
         aux_size=draft.config.aux_size if draft is not None else 0,
         block_size=block_size,
@@ -132,7 +133,8 @@ def _measure_step(
     chunk_tokens = min(chunk_tokens, target.max_len)
     step = PeakStep(
         max_running=config.max_running_requests,
-        num_draft_tokens=resolve_num_draft_tokens(config, block_size),
+        num_draft_tokens=resolve_window(config, block_size) - 1,
+        block_size=block_size,
         num_slots=draft.config.num_slots if draft is not None else 0,
         chunk_tokens=chunk_tokens,
         page_size=layout.page_size,

@@ -8,15 +8,15 @@ import torch
 
 from draft.network.matrices import matrices_dtype
 from engine.config import EngineConfig
-from engine.draft_length.acceptance_rates import PRIOR_CHANCE
 from engine.draft_length.cost_model import Curve
-from engine.draft_length.draft_budget import DraftBudgetByLoad
 from engine.loading.draft import LoadedDraft
 from engine.model_setup.draft_backend import DraftPath
 from engine.model_setup.model_passes import ModelPasses
 from engine.model_setup.prepared_models import PreparedModels
 from engine.observability.start_report import start_rows
-from engine.platform.auto_settings import resolve_num_draft_tokens
+from engine.platform.auto_settings import resolve_lookup_tokens, resolve_num_draft_tokens
+from engine.proposers.planner import PRIOR_CHANCE, PlannerByLoad
+from engine.scheduler.proposals import ProposalPlanner
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def describe(
     config: EngineConfig,
     models: PreparedModels,
     passes: ModelPasses,
-    draft_budget: DraftBudgetByLoad | None,
+    planner: ProposalPlanner,
     device: torch.device,
 ) -> dict[str, object]:
     """Make the details of `EngineInfo`, JSON-ready, for the start report and /server_info."""
@@ -50,7 +50,8 @@ def describe(
             },
             "small_steps": {"path": path.name, "reason": path.reason},
         },
-        "draft": _describe_draft(config, models.draft, passes.draft_path, draft_budget),
+        "draft": _describe_draft(config, models.draft, passes.draft_path, planner),
+        "lookup": _describe_lookup(config, planner),
         "context_kv": {
             "mode": config.stacked_context_kv,
             "path": passes.proposer.context_kv_path,
@@ -67,7 +68,7 @@ def _describe_draft(
     config: EngineConfig,
     draft: LoadedDraft | None,
     path: DraftPath,
-    budget: DraftBudgetByLoad | None,
+    planner: ProposalPlanner,
 ) -> dict[str, object] | None:
     if draft is None:
         return None
@@ -78,7 +79,7 @@ def _describe_draft(
         "sample_from_anchor": draft.config.sample_from_anchor,
         "vocab_size": draft.config.num_outputs,
         "num_draft_tokens": resolve_num_draft_tokens(config, draft.config.block_size),
-        "budget": _describe_budget(config, budget),
+        "budget": _describe_budget(config, planner),
         "confidence_threshold": config.confidence_threshold,
         "calibrated": draft.calibration is not None,
         "layers": draft.config.num_layers,
@@ -93,8 +94,19 @@ def _describe_draft(
     }
 
 
-def _describe_budget(config: EngineConfig, budget: DraftBudgetByLoad | None) -> dict[str, object]:
-    if budget is None:
+def _describe_lookup(config: EngineConfig, planner: ProposalPlanner) -> dict[str, object] | None:
+    if config.lookup == "off":
+        return None
+    return {
+        "mode": config.lookup,
+        "max_tokens": resolve_lookup_tokens(config),
+        "min_match": config.lookup_min_match,
+        "budget": _describe_budget(config, planner),
+    }
+
+
+def _describe_budget(config: EngineConfig, budget: ProposalPlanner) -> dict[str, object]:
+    if not isinstance(budget, PlannerByLoad):
         return {"mode": "always"}
 
     def ms(curve: Curve) -> dict[str, float]:

@@ -45,8 +45,9 @@ def _target_rows(details: Mapping[str, Any]) -> Iterator[Row]:
 
 def _draft_rows(details: Mapping[str, Any]) -> Iterator[Row]:
     draft = details["draft"]
+    yield from _lookup_rows(details["lookup"])
     if draft is None:
-        yield "draft", "none; plain decoding"
+        yield "draft", "none" if details["lookup"] is not None else "none; plain decoding"
         return
     yield (
         "draft",
@@ -76,6 +77,15 @@ def _draft_rows(details: Mapping[str, Any]) -> Iterator[Row]:
         "context KV",
         f"{context_kv['path']} (mode {context_kv['mode']}): {context_kv['reason'] or _STACKED}",
     )
+
+
+def _lookup_rows(lookup: Mapping[str, Any] | None) -> Iterator[Row]:
+    if lookup is not None:
+        yield (
+            "lookup",
+            f"{lookup['mode']}: up to {lookup['max_tokens']} tokens that followed an earlier "
+            f"occurrence of the last {lookup['min_match']} or more",
+        )
 
 
 def _budget_rows(budget: Mapping[str, Any]) -> Iterator[Row]:

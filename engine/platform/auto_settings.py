@@ -51,8 +51,19 @@ def _threads_in(environ: Mapping[str, str]) -> int | None:
     return int(value) if value.isdecimal() and int(value) > 0 else None
 
 
+def resolve_lookup_tokens(config: EngineConfig) -> int:
+    """Return the most tokens that a lookup proposes; 0 without lookups."""
+    return config.lookup_tokens if config.lookup != "off" else 0
+
+
+def resolve_window(config: EngineConfig, block_size: int) -> int:
+    """Return the most rows that a round verifies, its anchor's included."""
+    drafts = resolve_num_draft_tokens(config, block_size)
+    return 1 + max(drafts, resolve_lookup_tokens(config))
+
+
 def resolve_num_draft_tokens(config: EngineConfig, block_size: int) -> int:
-    """Choose how many draft tokens a round verifies at most.
+    """Choose how many tokens of the draft model a round verifies at most.
 
     Raises LoadError beyond the block size, which is the width that the draft was trained with.
     """

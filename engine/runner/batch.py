@@ -39,7 +39,8 @@ class ScheduleBatch:
 def build_batch(plan: StepPlan, block: DraftBlock | None, *, device: torch.device) -> ScheduleBatch:
     """Flatten a plan and the draft tokens that it verifies.
 
-    The draft ids stay on the device: one indexed store writes them to their rows.
+    The block's draft ids stay on the device: one indexed store writes them to their rows. Those of
+    a lookup are known on the host and are uploaded with the committed tokens.
     """
     scheduled_seqs = plan.scheduled_seqs
     starts = _offsets([scheduled.num_rows for scheduled in scheduled_seqs])
@@ -55,6 +56,7 @@ def build_batch(plan: StepPlan, block: DraftBlock | None, *, device: torch.devic
         logit_rows_t,
         verify_rows,
         num_drafts_t,
+        draft_ids,
         draft_rows_t,
         draft_sources_t,
         sampling_rows_t,
@@ -66,16 +68,17 @@ def build_batch(plan: StepPlan, block: DraftBlock | None, *, device: torch.devic
             logit_rows,
             _verify_rows(plan.sampling, width),
             num_drafts,
+            _lookup_ids(plan.sampling, width),
             draft_rows,
             draft_sources,
             sampling_rows,
         ],
         device,
     )
-    draft_ids = torch.zeros(len(plan.sampling), width, dtype=torch.long, device=device)
     if block is not None:
         token_ids[draft_rows_t] = block.draft_ids.flatten()[draft_sources_t]
-        draft_ids[sampling_rows_t] = block.draft_ids[:, :width]
+        block_width = min(width, block.draft_ids.shape[1])
+        draft_ids[sampling_rows_t, :block_width] = block.draft_ids[:, :block_width]
     return ScheduleBatch(
         token_ids=token_ids,
         positions=positions_t,
@@ -151,10 +154,10 @@ def committed_rows(committed_counts: Sequence[tuple[ScheduledSequence, int]]) ->
 
 
 def _rows(scheduled_seqs: Sequence[ScheduledSequence]) -> tuple[IntArray, IntArray, IntArray]:
-    """Collect token ids (0 for drafts), positions and slots of every row."""
+    """Collect token ids (0 for the draft model's), positions and slots of every row."""
     tokens = _concat(
         np.array(
-            s.seq.token_ids[s.start : s.stop] + [0] * s.num_drafts,
+            [*s.seq.token_ids[s.start : s.stop], *(s.lookup_ids or [0] * s.num_drafts)],
             dtype=np.int64,
         )
         for s in scheduled_seqs
@@ -185,23 +188,31 @@ def _draft_indices(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Find draft tokens' rows in the batch, their places in the block, and their sequences.
 
-    Rows and places have an entry for each draft token, sequences one for each draft: its index
-    among the sampling sequences.
+    Rows and places have an entry for each token of the draft model, sequences one for each of
+    its blocks: the index among the sampling sequences.
     """
     if block is None:
         empty = np.zeros(0, dtype=np.int64)
         return empty, empty, empty
     block_size = block.draft_ids.shape[1]
     with_start = [
-        (at, s) for at, s in zip(starts, plan.scheduled_seqs, strict=True) if s.num_drafts > 0
+        (at, s) for at, s in zip(starts, plan.scheduled_seqs, strict=True) if s.source == "draft"
     ]
     rows = _concat(np.arange(at + s.num_committed, at + s.num_rows) for at, s in with_start)
     sources = _concat(
         np.arange(b * block_size, b * block_size + s.num_drafts)
         for b, (_, s) in enumerate(with_start)
     )
-    sequences = [i for i, scheduled in enumerate(plan.sampling) if scheduled.num_drafts > 0]
+    sequences = [i for i, scheduled in enumerate(plan.sampling) if scheduled.source == "draft"]
     return rows, sources, np.array(sequences, dtype=np.int64)
+
+
+def _lookup_ids(sampling: Sequence[ScheduledSequence], width: int) -> IntArray:
+    """Return the draft ids of lookups, [Bs, width], and zeros elsewhere."""
+    ids = np.zeros((len(sampling), width), dtype=np.int64)
+    for row, scheduled in zip(ids, sampling, strict=True):
+        row[: len(scheduled.lookup_ids)] = scheduled.lookup_ids
+    return ids
 
 
 def _verify_rows(sampling: Sequence[ScheduledSequence], width: int) -> IntArray:

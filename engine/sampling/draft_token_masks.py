@@ -11,8 +11,41 @@ from torch import Tensor
 
 from engine.api import TokenMask
 from engine.runner.transfer import upload
-from engine.sampling.token_masks import EVERYTHING, is_allowed, mask_of, no_words, to_device, unpack
-from engine.scheduler.plan import ScheduledSequence
+from engine.sampling.token_masks import (
+    EVERYTHING,
+    fill_along,
+    is_allowed,
+    mask_of,
+    no_words,
+    to_device,
+    unpack,
+)
+from engine.scheduler.plan import ScheduledSequence, StepPlan
+
+
+def cut_excluded(plan: StepPlan, *, vocab_size: int) -> StepPlan:
+    """Cut lookups before the first token that their sequence's mask excludes.
+
+    Such a token has p = 0, so its row and those after it would be verified for nothing.
+    """
+    if not any(s.lookup_ids and s.seq.request.token_mask for s in plan.scheduled_seqs):
+        return plan
+    return StepPlan(
+        tuple(
+            s.cut(_num_allowed(mask_of(s), s.lookup_ids, vocab_size), "no_proposal")
+            if s.lookup_ids and s.seq.request.token_mask
+            else s
+            for s in plan.scheduled_seqs
+        )
+    )
+
+
+def _num_allowed(mask: TokenMask, token_ids: Sequence[int], vocab_size: int) -> int:
+    words = no_words(len(token_ids) + 1, vocab_size)
+    fill_along(mask, token_ids, words)
+    # After an excluded token, and after the end of the output, every token is allowed.
+    allowed = [is_allowed(t, row) for t, row in zip(token_ids, words[:-1], strict=True)]
+    return allowed.index(False) if False in allowed else len(token_ids)
 
 
 @dataclass(slots=True)

@@ -60,7 +60,7 @@ def verify_sampled(
     q is the tensor that the draft was sampled from. "All accepted" is no special case: past the
     last draft token q = 0, so the residual there is p.
     """
-    p_draft = target_probs[:, :-1].gather(2, draft_ids[:, :, None])[:, :, 0]
+    p_draft = _probs_of(draft_ids, target_probs)
     q_draft = draft_probs.gather(2, draft_ids[:, :, None])[:, :, 0]
     # A draft whose logits overflowed counts as no draft: its softmax is NaN in every entry.
     is_draft = _is_draft(draft_ids, num_drafts) & q_draft.isfinite()
@@ -74,10 +74,52 @@ def verify_sampled(
         is_rejected = (num_accepted == at) & is_draft[batch, at]
         q_last = draft_probs[batch, at].masked_fill_(~is_rejected[:, None], 0.0)
         residual = (p_last - q_last).clamp_min_(0)
-    # A rejection leaves residual mass unless rounding ate it; then p itself is the fallback.
+    return Verdict(num_accepted, _bonus(residual, p_last, bonus_uniforms, num_accepted))
+
+
+def verify_point_mass(
+    draft_ids: Int[Tensor, "B K"],
+    target_probs: Float[Tensor, "B K+1 V"],
+    num_drafts: Int[Tensor, " B"],
+    *,
+    accept_uniforms: Float[Tensor, "B K"],
+    bonus_uniforms: Float[Tensor, "B K+1"],
+) -> Verdict:
+    """Accept x with probability p(x); after a rejection draw from p without x.
+
+    This is `verify_sampled` for a draft that is certain of its token: q is 1 at x. So no q is
+    needed, and (p - q)+ is p with a zero at x.
+    """
+    is_draft = _is_draft(draft_ids, num_drafts)
+    is_accepted = (accept_uniforms < _probs_of(draft_ids, target_probs)) & is_draft
+    num_accepted = _leading_true(is_accepted)
+    batch = torch.arange(len(draft_ids), device=draft_ids.device)
+    residual = p_last = target_probs[batch, num_accepted]
+    if draft_ids.shape[1] > 0:
+        at = num_accepted.clamp(max=draft_ids.shape[1] - 1)
+        is_rejected = (num_accepted == at) & is_draft[batch, at]
+        last_ids = draft_ids[batch, at][:, None]
+        kept = p_last.gather(1, last_ids).masked_fill_(is_rejected[:, None], 0.0)
+        residual = p_last.scatter(1, last_ids, kept)
+    return Verdict(num_accepted, _bonus(residual, p_last, bonus_uniforms, num_accepted))
+
+
+def _probs_of(
+    draft_ids: Int[Tensor, "B K"], target_probs: Float[Tensor, "B K+1 V"]
+) -> Float[Tensor, "B K"]:
+    return target_probs[:, :-1].gather(2, draft_ids[:, :, None])[:, :, 0]
+
+
+def _bonus(
+    residual: Float[Tensor, "B V"],
+    p_last: Float[Tensor, "B V"],
+    bonus_uniforms: Float[Tensor, "B W"],
+    num_accepted: Int[Tensor, " B"],
+) -> Int[Tensor, " B"]:
+    """Draw from the residual. If rounding left no mass after a rejection, draw from p itself."""
     is_empty = residual.sum(dim=-1, keepdim=True) <= 1e-8
     uniforms = bonus_uniforms.gather(1, num_accepted[:, None])[:, 0]
-    return Verdict(num_accepted, inverse_cdf(torch.where(is_empty, p_last, residual), uniforms))
+    return inverse_cdf(torch.where(is_empty, p_last, residual), uniforms)
 
 
 def _is_draft(draft_ids: Int[Tensor, "B K"], num_drafts: Int[Tensor, " B"]) -> Tensor:

@@ -21,8 +21,10 @@ class UniformPlan:
     """
 
     rows: Int[Tensor, " R"]  # indices in plan.sampling
-    drafting: Int[Tensor, " Rd"]  # which of these R have drafts
+    drafting: Int[Tensor, " Rd"]  # which of these R have drafts of the draft model
+    lookup: Int[Tensor, " Rl"]  # which of these R have drafts of a lookup
     plain: Int[Tensor, " Rp"]  # which of these R have none
+    lookup_width: int  # the most drafts of any lookup
     uniforms: Float[Tensor, "R K+1 3"]  # float64, last axis by Purpose
     block: BlockSampling | None  # for the Rd sequences with drafts; None if there are none
 
@@ -34,13 +36,17 @@ def plan_uniforms(plan: StepPlan, *, block_size: int, device: torch.device) -> U
         return None
     drawing = [sampling[i].seq for i in rows]
     keys = [RoundKey(seq.seed, seq.request.choice, seq.anchor_position) for seq in drawing]
-    uniforms = place(round_uniforms(keys, num_positions=block_size + 1), device)
-    drafting = [r for r, i in enumerate(rows) if sampling[i].num_drafts > 0]
-    plain = [r for r, i in enumerate(rows) if sampling[i].num_drafts == 0]
+    lookup_width = max((len(sampling[i].lookup_ids) for i in rows), default=0)
+    num_positions = max(block_size, lookup_width) + 1
+    uniforms = place(round_uniforms(keys, num_positions=num_positions), device)
+    drafting, lookup, plain = (
+        [r for r, i in enumerate(rows) if sampling[i].source == source]
+        for source in ("draft", "lookup", "target")
+    )
     block_rows = {id(scheduled): b for b, scheduled in enumerate(plan.drafting)}
     of_block = [block_rows[id(sampling[rows[r]])] for r in drafting]
-    rows_t, drafting_rows, plain_rows, of_block_t = upload(
-        [np.array(x, dtype=np.int64) for x in (rows, drafting, plain, of_block)], device
+    rows_t, drafting_rows, lookup_rows, plain_rows, of_block_t = upload(
+        [np.array(x, dtype=np.int64) for x in (rows, drafting, lookup, plain, of_block)], device
     )
     temperatures = np.array(
         [sampling[rows[r]].seq.request.params.temperature for r in drafting], dtype=np.float32
@@ -48,7 +54,9 @@ def plan_uniforms(plan: StepPlan, *, block_size: int, device: torch.device) -> U
     return UniformPlan(
         rows=rows_t,
         drafting=drafting_rows,
+        lookup=lookup_rows,
         plain=plain_rows,
+        lookup_width=lookup_width,
         uniforms=uniforms,
         block=BlockSampling(
             rows=of_block_t,

@@ -14,7 +14,13 @@ from engine.runner.batch import ScheduleBatch
 from engine.runner.transfer import FloatArray, download
 from engine.sampling.logits_processors import LogitsProcessors, plan_logits_processors
 from engine.sampling.logprobs import LogprobPlan
-from engine.sampling.rejection import Verdict, most_likely, verify_greedy, verify_sampled
+from engine.sampling.rejection import (
+    Verdict,
+    most_likely,
+    verify_greedy,
+    verify_point_mass,
+    verify_sampled,
+)
 from engine.sampling.rng import Purpose
 from engine.sampling.target_distribution import SamplingBatch, target_probs
 from engine.sampling.uniforms import UniformPlan
@@ -67,6 +73,7 @@ def verify_step(
 
     Both rules use the processed logits, so p is what the request asked for. q is the distribution
     that the draft was sampled from; of the options it follows the temperature and the mask only.
+    A lookup is no sample: its q is 1 at the token that it proposes.
 
     meanwhile is called once, just before the host waits: all work of the device is queued by then,
     so other threads may have the interpreter.
@@ -142,12 +149,15 @@ def _verify(
     )
     if draws is not None:
         assert options.sampling is not None, "sequences draw at random without parameters"
-        if len(draws.plain):
-            q = scores.new_empty(len(draws.plain), 0, scores.shape[1])
-            _verify_drawn(verdict, batch, draws, draws.plain, q, scores, options.sampling)
+        for members, width in ((draws.plain, 0), (draws.lookup, draws.lookup_width)):
+            for some in torch.split(members, _PIECE) if len(members) else ():
+                _verify_drawn(verdict, batch, draws, some, width, None, scores, options.sampling)
         if block is not None and block.draft_probs is not None:
             q = block.draft_probs[:, : batch.draft_ids.shape[1]]
-            _verify_drawn(verdict, batch, draws, draws.drafting, q, scores, options.sampling)
+            pieces = zip(torch.split(draws.drafting, _PIECE), torch.split(q, _PIECE), strict=True)
+            for some, piece in pieces:
+                width = q.shape[1]
+                _verify_drawn(verdict, batch, draws, some, width, piece, scores, options.sampling)
     return verdict
 
 
@@ -156,25 +166,33 @@ def _verify_drawn(
     batch: ScheduleBatch,
     draws: UniformPlan,
     members: Int[Tensor, " N"],
-    draft_probs: Float[Tensor, "N K V"],
+    width: int,
+    draft_probs: Float[Tensor, "N K V"] | None,
     scores: Float[Tensor, "R V"],
     params: SamplingBatch,
 ) -> None:
-    """Write the verdict of N of the sequences that draw; K: the most draft tokens of any.
+    """Write the verdict of N of the sequences that draw; width: the most draft tokens of any.
 
-    A few sequences at a time: distributions in float32 are large, and sorted ones larger.
+    draft_probs is None without drafts, and for a lookup's, whose probability is 1. A few sequences
+    at a time: distributions in float32 are large, and sorted ones larger.
     """
-    width = draft_probs.shape[1]
-    pieces = zip(torch.split(members, _PIECE), torch.split(draft_probs, _PIECE), strict=True)
-    for some, q in pieces:
-        rows, uniforms = draws.rows[some], draws.uniforms[some]
-        piece = verify_sampled(
-            batch.draft_ids[rows, :width],
-            q,
-            target_probs(scores[batch.verify_rows[rows, : width + 1]], params.part(some)),
-            batch.num_drafts[rows],
-            accept_uniforms=uniforms[:, :width, Purpose.ACCEPT],
-            bonus_uniforms=uniforms[:, : width + 1, Purpose.BONUS],
+    rows, uniforms = draws.rows[members], draws.uniforms[members]
+    draft_ids, num_drafts = batch.draft_ids[rows, :width], batch.num_drafts[rows]
+    p = target_probs(scores[batch.verify_rows[rows, : width + 1]], params.part(members))
+    accept_uniforms = uniforms[:, :width, Purpose.ACCEPT]
+    bonus_uniforms = uniforms[:, : width + 1, Purpose.BONUS]
+    if draft_probs is None:
+        part = verify_point_mass(
+            draft_ids, p, num_drafts, accept_uniforms=accept_uniforms, bonus_uniforms=bonus_uniforms
         )
-        verdict.num_accepted[rows] = piece.num_accepted
-        verdict.bonus_ids[rows] = piece.bonus_ids
+    else:
+        part = verify_sampled(
+            draft_ids,
+            draft_probs,
+            p,
+            num_drafts,
+            accept_uniforms=accept_uniforms,
+            bonus_uniforms=bonus_uniforms,
+        )
+    verdict.num_accepted[rows] = part.num_accepted
+    verdict.bonus_ids[rows] = part.bonus_ids

@@ -1,8 +1,8 @@
 """Describes what a step computes, in integers, before any tensor exists."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from engine.api import TokenLogprob
+from engine.api import PlainReason, TokenLogprob, TokenSource
 from engine.scheduler.sequence import SequenceState
 
 
@@ -14,7 +14,8 @@ class ScheduledSequence:
                           <- committed, no KV -> <---- num_drafts ---->
 
     Prompt chunks and decode rounds have the same form. A sequence scheduled to the end of
-    token_ids commits at least one token; only one whose sole token is the anchor drafts.
+    token_ids commits at least one token; only one whose sole token is the anchor has drafts. They
+    come from the draft model, or from a lookup, whose token ids are known here.
     """
 
     seq: SequenceState
@@ -23,6 +24,21 @@ class ScheduledSequence:
     num_drafts: int  # draft tokens verified after the anchor
     samples: bool  # whether stop is the end of token_ids, so that a token is committed
     logprob_rows: range = range(0)  # positions whose next prompt token needs a logprob
+    lookup_ids: tuple[int, ...] = ()  # num_drafts token ids; empty: the draft model proposes
+    match_len: int = 0  # tokens of the repeated suffix that lookup_ids followed
+    reason: PlainReason | None = None  # why a decode round verifies no draft
+
+    @property
+    def source(self) -> TokenSource:
+        """Return what proposed the drafts; "target" without any."""
+        if self.num_drafts == 0:
+            return "target"
+        return "lookup" if self.lookup_ids else "draft"
+
+    @property
+    def is_round(self) -> bool:
+        """Return whether this is a decode round; otherwise it is a prompt chunk."""
+        return self.samples and self.start >= self.seq.num_prompt
 
     @property
     def num_committed(self) -> int:
@@ -42,6 +58,17 @@ class ScheduledSequence:
         """Return the rows of the verify window, without logprob_rows."""
         return self.num_drafts + 1 if self.samples else 0
 
+    def cut(self, num_drafts: int, reason: PlainReason) -> "ScheduledSequence":
+        """Keep the first num_drafts drafts; reason: why none is left."""
+        if num_drafts >= self.num_drafts:
+            return self
+        return replace(
+            self,
+            num_drafts=num_drafts,
+            lookup_ids=self.lookup_ids[:num_drafts],
+            reason=None if num_drafts > 0 else reason,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -51,7 +78,8 @@ class StepPlan:
 
     @property
     def drafting(self) -> tuple[ScheduledSequence, ...]:
-        return tuple(scheduled for scheduled in self.scheduled_seqs if scheduled.num_drafts > 0)
+        """Return the sequences that the draft model proposes tokens for."""
+        return tuple(s for s in self.scheduled_seqs if s.num_drafts > 0 and not s.lookup_ids)
 
     @property
     def sampling(self) -> tuple[ScheduledSequence, ...]:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.api import Finish, FinishReason, Request, Round, TokenEvent, TokenSource
+from engine.api import Finish, FinishReason, Request, Round, TokenEvent
 from engine.errors import EngineBusy, RequestRejected
-from engine.scheduler.draft_allocation import DraftBudget, StepLoad
 from engine.scheduler.plan import RoundResult, ScheduledSequence, StepPlan
+from engine.scheduler.proposals import Proposal, ProposalPlanner, StepLoad
 from engine.scheduler.request_fault import RequestFault, attribute_faults
 from engine.scheduler.request_limits import RequestLimits, check_request
 from engine.scheduler.sequence import SequenceState
@@ -39,14 +39,13 @@ class SchedulerCounters:
     num_output_tokens: int = 0
     num_preemptions: int = 0
     num_capped_rounds: int = 0  # whose requests allow fewer draft tokens than the engine
-    num_withheld_drafts: int = 0  # that fitted into rounds and were withheld by the draft budget
 
 
 class Scheduler:
     """Plans steps and commits their results.
 
-    num_draft_tokens: the most that a round verifies, and the number without a draft budget.
-    num_slots: scratch slots that a round reserves for the draft block.
+    num_slots: scratch slots that a round reserves for the draft model's block.
+    num_draft_tokens: the most that a round verifies, of any source.
     """
 
     def __init__(
@@ -57,23 +56,22 @@ class Scheduler:
         eos_ids: frozenset[int],
         num_slots: int,
         num_draft_tokens: int,
+        planner: ProposalPlanner,
         max_running: int,
         max_queued: int,
         prefill_chunk_tokens: int,
-        draft_budget: DraftBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        assert num_draft_tokens <= num_slots, (num_draft_tokens, num_slots)
         self._pages = pages
         self._limits = limits
         self._eos_ids = eos_ids
         self._num_slots = num_slots
         self._num_draft_tokens = num_draft_tokens
+        self._planner = planner
         self._max_running = max_running
         self._fits_memory = max_running  # running sequences; lower after a step ran out of memory
         self._max_queued = max_queued
         self._chunk = prefill_chunk_tokens
-        self._draft_budget = draft_budget
         self._clock = clock
         self._arrivals = 0
         self._waiting: list[SequenceState] = []  # by arrival
@@ -98,7 +96,12 @@ class Scheduler:
     @property
     def is_suspended(self) -> bool:
         """Return whether drafts are withheld at the load of the latest rounds."""
-        return self._draft_budget is not None and self._draft_budget.is_suspended
+        return self._planner.is_suspended
+
+    @property
+    def num_withheld_drafts(self) -> int:
+        """Count the draft model's tokens that fitted into rounds and would not have paid."""
+        return self._planner.num_withheld
 
     # -- requests in and out ------------------------------------------------------------------
 
@@ -167,12 +170,12 @@ class Scheduler:
         """
         scheduled_seqs: list[ScheduledSequence] = []
         budget = self._chunk
-        drafts = self._allot_drafts()
+        proposals = self._plan_rounds()
         preempted = False
         for seq in tuple(self._running):
             if seq not in self._running:
                 continue  # preempted by an older one in this step
-            scheduled = self._schedule(seq, budget, drafts)
+            scheduled = self._schedule(seq, budget, proposals)
             if scheduled is None:
                 continue
             while not self._reserve(scheduled):
@@ -229,25 +232,23 @@ class Scheduler:
 
     # -- planning -----------------------------------------------------------------------------
 
-    def _allot_drafts(self) -> Mapping[int, int]:
-        """Return the draft tokens that rounds may verify at this load, by arrival."""
+    def _plan_rounds(self) -> Mapping[int, Proposal]:
+        """Return the proposals of the running sequences' rounds, by arrival."""
         rounds = [seq for seq in self._running if seq.kv_len >= seq.catch_up_len]
-        by_load = [seq for seq in rounds if not seq.is_reproducible]
-        if self._draft_budget is None or not by_load:
+        if not rounds:
             return {}
         missing = sum(max(0, seq.catch_up_len - seq.kv_len) for seq in self._running)
         load = StepLoad(
-            caps=tuple(self._most_drafts(seq) for seq in by_load),
-            fixed=tuple(self._most_drafts(seq) for seq in rounds if seq.is_reproducible),
+            seqs=rounds,
+            caps=[self._most_drafts(seq) for seq in rounds],
             chunk_rows=min(self._chunk, missing),
             context=sum(seq.kv_len for seq in rounds) // len(rounds),
         )
-        numbers = self._draft_budget.allot(load)
-        self.counters.num_withheld_drafts += sum(load.caps) - sum(numbers)
-        return {seq.arrival: number for seq, number in zip(by_load, numbers, strict=True)}
+        proposals = self._planner.plan(load)
+        return {seq.arrival: p for seq, p in zip(rounds, proposals, strict=True)}
 
     def _schedule(
-        self, seq: SequenceState, budget: int, drafts: Mapping[int, int]
+        self, seq: SequenceState, budget: int, proposals: Mapping[int, Proposal]
     ) -> ScheduledSequence | None:
         if seq.kv_len < seq.catch_up_len:
             if budget <= 0:
@@ -262,12 +263,16 @@ class Scheduler:
                 samples=reaches_end,
                 logprob_rows=_logprob_rows(seq, seq.kv_len, stop),
             )
+        proposal = proposals[seq.arrival]
         return ScheduledSequence(
             seq=seq,
             start=seq.anchor_position,
             stop=len(seq.token_ids),
-            num_drafts=drafts.get(seq.arrival, self._most_drafts(seq)),
+            num_drafts=proposal.num_tokens,
             samples=True,
+            lookup_ids=proposal.lookup_ids,
+            match_len=proposal.match_len,
+            reason=proposal.reason,
         )
 
     def _most_drafts(self, seq: SequenceState) -> int:
@@ -284,9 +289,9 @@ class Scheduler:
 
     def _slots_needed(self, scheduled: ScheduledSequence) -> int:
         """Return the length that the page table must cover: rows and the draft's scratch."""
-        if scheduled.num_drafts == 0:
-            return scheduled.stop
-        return scheduled.start + max(self._num_slots, scheduled.num_drafts + 1)
+        if scheduled.source == "draft":
+            return scheduled.start + max(self._num_slots, scheduled.num_drafts + 1)
+        return scheduled.kv_len
 
     def _reserve(self, scheduled: ScheduledSequence) -> bool:
         table = scheduled.seq.table
@@ -336,11 +341,12 @@ class Scheduler:
         """Admit a sequence if pages suffice for its committed tokens and one round."""
         if self._is_still_blocked(seq):
             return None
+        most_more = max(self._num_slots, self._num_draft_tokens)
         try:
             hit = self._pages.match_prefix(
                 seq.token_ids,
                 max_tokens=seq.max_cached_tokens,
-                num_pages=seq.table.missing_pages(len(seq.token_ids) + self._num_slots),
+                num_pages=seq.table.missing_pages(len(seq.token_ids) + most_more),
             )
         except OutOfPages:
             self._blocked = seq, self._pages.num_published, self._pages.num_available
@@ -354,7 +360,7 @@ class Scheduler:
             seq.num_cached_tokens = seq.kv_len
             self.counters.num_prompt_tokens += seq.num_prompt
             self.counters.num_cached_tokens += seq.kv_len
-        scheduled = self._schedule(seq, budget, self._drafts_at_admission(seq))
+        scheduled = self._schedule(seq, budget, self._resumed(seq))
         assert scheduled is not None, (seq.kv_len, budget)
         reserved = self._reserve(scheduled)
         assert reserved, "available pages were counted, and allocation failed"
@@ -368,13 +374,11 @@ class Scheduler:
         pages = self._pages
         return pages.num_published == num_published and pages.num_available <= num_available
 
-    def _drafts_at_admission(self, seq: SequenceState) -> Mapping[int, int]:
-        """Return the draft tokens of a sequence that resumes with a round, by arrival.
-
-        The draft budget has been allotted to the running sequences by then, so it gets none. A
-        reproducible sequence drafts as always: load must not change its tokens.
-        """
-        return {} if self._draft_budget is None or seq.is_reproducible else {seq.arrival: 0}
+    def _resumed(self, seq: SequenceState) -> Mapping[int, Proposal]:
+        """Return the proposal of a sequence that resumes with a round, by arrival."""
+        if seq.kv_len < seq.catch_up_len:
+            return {}
+        return {seq.arrival: self._planner.plan_resumed(seq, self._most_drafts(seq))}
 
     def _preempt(self, seq: SequenceState) -> None:
         """Free a sequence's pages and queue it; it recomputes them when it is admitted again."""
@@ -434,6 +438,7 @@ class Scheduler:
     def _retire(self, seq: SequenceState) -> None:
         """Remove an ended sequence from the running ones; release() frees its pages."""
         self._running.remove(seq)
+        self._planner.forget(seq)
         self._finished.append(seq)
         self._fits_memory = self._max_running
 
@@ -444,6 +449,7 @@ class Scheduler:
             for seq in queue:
                 if seq.request.request_id == request_id:
                     queue.remove(seq)
+                    self._planner.forget(seq)
                     self._pages.release(seq.table.trim(0))
                     self._fits_memory = self._max_running
                     return seq.finish(reason, None, self._clock(), error=error)
@@ -464,10 +470,10 @@ class Scheduler:
         now = self._clock()
         if seq.first_token_at is None:
             seq.first_token_at = now
-        if scheduled.num_drafts > 0:
-            seq.record_round(scheduled.num_drafts, kept - 1)
-            if self._draft_budget is not None and stop is None:  # a stop hides later acceptances
-                self._draft_budget.record(scheduled.num_drafts, kept - 1)
+        if scheduled.is_round:
+            seq.record_round(scheduled.source, scheduled.num_drafts, kept - 1)
+        if scheduled.num_drafts > 0 and stop is None:  # a stop hides later acceptances
+            self._planner.record(scheduled, kept - 1)
         finish = seq.finish(stop[0], stop[1], now) if stop is not None else None
         return new_ids[:kept], finish
 
@@ -484,9 +490,7 @@ class Scheduler:
 
 def _round_of(scheduled: ScheduledSequence, num_tokens: int) -> Round:
     """Describe the round of a scheduled sequence that committed num_tokens tokens."""
-    num_drafts = scheduled.num_drafts
-    source: TokenSource = "draft" if num_drafts > 0 else "target"
-    return Round(source, num_drafts, num_tokens - 1, num_tokens)
+    return Round(scheduled.source, scheduled.num_drafts, num_tokens - 1, num_tokens)
 
 
 def _logprob_rows(seq: SequenceState, start: int, stop: int) -> range:

@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass, field
 
-from engine.api import Finish, FinishReason, Request, SpeculationStats, TokenLogprob
+from engine.api import (
+    Finish,
+    FinishReason,
+    Request,
+    SourceStats,
+    SpeculationStats,
+    TokenLogprob,
+    TokenSource,
+)
 from engine.scheduler.token_counts import TokenCounts
 from kv_pool import PageTable
 
@@ -32,6 +40,7 @@ class SequenceState:
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at admission
     accept_counts: list[int] = field(default_factory=list)
     num_draft_tokens: int = 0
+    sources: dict[str, SourceStats] = field(default_factory=dict)  # its rounds, by source
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     admitted_at: float | None = None
     first_token_at: float | None = None
@@ -89,8 +98,12 @@ class SequenceState:
         missing = self.missing_prompt_logprobs
         return (missing.start if missing else len(self.token_ids)) - 1
 
-    def record_round(self, num_drafts: int, num_accepted: int) -> None:
+    def record_round(self, source: TokenSource, num_drafts: int, num_accepted: int) -> None:
         """Count one round's drafts and accepted drafts."""
+        before = self.sources.get(source, SourceStats())
+        self.sources[source] = before.plus(num_drafts, num_accepted)
+        if num_drafts == 0:
+            return
         missing = num_drafts + 1 - len(self.accept_counts)
         self.accept_counts.extend([0] * missing)
         self.accept_counts[num_accepted] += 1
@@ -112,7 +125,9 @@ class SequenceState:
             num_prompt_tokens=self.num_prompt,
             num_output_tokens=self.num_output,
             num_cached_tokens=self.num_cached_tokens,
-            speculation=SpeculationStats(tuple(self.accept_counts), self.num_draft_tokens),
+            speculation=SpeculationStats(
+                tuple(self.accept_counts), self.num_draft_tokens, dict(self.sources)
+            ),
             queue_seconds=admitted - self.arrived_at,
             prefill_seconds=first - admitted,
             decode_seconds=now - first,

@@ -159,6 +159,23 @@ def _engine_metrics(snapshot: EngineSnapshot) -> Iterator[Metric]:
         "position",
         position,
     )
+    for name, text, field in (
+        ("rounds", "Decode rounds", "num_rounds"),
+        ("draft_tokens", "Draft tokens verified", "num_draft_tokens"),
+        ("accepted_tokens", "Draft tokens accepted", "num_accepted"),
+    ):
+        yield _counters(
+            f"spec_decode_num_{name}_by_source",
+            f"{text}, by source: draft model, lookup, target (plain decoding).",
+            "source",
+            {source: float(getattr(counts, field)) for source, counts in s.sources.items()},
+        )
+    yield _counters(
+        "spec_decode_num_plain_rounds",
+        "Decode rounds without draft tokens, by reason.",
+        "reason",
+        s.plain_rounds,
+    )
     yield _counter(
         "spec_decode_num_withheld_draft_tokens",
         "Draft tokens not verified because they would not pay at the current load.",
@@ -176,7 +193,7 @@ def _engine_metrics(snapshot: EngineSnapshot) -> Iterator[Metric]:
         "Output tokens: accepted draft tokens, and those that the target generated itself.",
         "source",
         {
-            "draft": s.num_accepted_tokens,
+            **{name: c.num_accepted for name, c in s.sources.items() if name != "target"},
             "target": s.num_output_tokens - s.num_accepted_tokens,
         },
     )
@@ -226,7 +243,7 @@ def _engine_metrics(snapshot: EngineSnapshot) -> Iterator[Metric]:
     )
     yield _gauge(
         "spec_decode_is_parked",
-        "1 while speculation is suspended because no draft pays at the current load.",
+        "1 while speculation is suspended because no draft of any source pays at the current load.",
         float(s.is_suspended),
     )
     yield _gauge(

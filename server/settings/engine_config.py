@@ -22,12 +22,15 @@ def to_engine_config(settings: Settings) -> EngineConfig:
         device=settings.device.type,
         trust_remote_code=model.trust_remote_code,
         max_model_len=count_or_none(model.max_model_len),
-        draft=speculative.draft_model if speculative.algorithm != "none" else None,
+        draft=speculative.draft_model if speculative.algorithm == "dspark" else None,
         draft_revision=speculative.draft_revision,
         draft_dtype=speculative.draft_dtype,
         allow_other_target=speculative.allow_other_target,
         num_draft_tokens=count_or_none(speculative.num_draft_tokens),
         draft_budget=speculative.draft_budget,
+        lookup=speculative.lookup.mode if speculative.algorithm != "none" else "off",
+        lookup_tokens=speculative.lookup.max_tokens,
+        lookup_min_match=speculative.lookup.min_match,
         confidence_threshold=(
             speculative.confidence.threshold if speculative.confidence.mode == "threshold" else None
         ),

@@ -90,11 +90,38 @@ class ConfidenceSection(Section):
     )
 
 
+class LookupSection(Section):
+    """Proposals from a request's own prompt and answer: what followed the same text before."""
+
+    mode: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="auto: a round verifies a lookup where that pays best, by costs, the length of "
+        "the match and earlier acceptance; on: wherever there is a match; off: never. "
+        "`lookup: on` is short for `lookup: {mode: on}`.",
+    )
+    max_tokens: Annotated[int, Field(ge=1, le=64)] = Field(
+        7, description="Most tokens that a lookup proposes."
+    )
+    min_match: Annotated[int, Field(ge=1, le=64)] = Field(
+        2, description="Tokens at the end of the text that must have occurred before."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mode_alone(cls, value: object) -> object:
+        # YAML 1.1 reads on and off as booleans.
+        if isinstance(value, bool):
+            return {"mode": "on" if value else "off"}
+        return {"mode": value} if isinstance(value, str) else value
+
+
 class SpeculativeSection(Section):
     """The draft model and the use of its draft tokens."""
 
-    algorithm: Literal["dspark", "none"] = Field(
-        "dspark", description="dspark: a DSpark draft proposes tokens; none: plain decoding."
+    algorithm: Literal["dspark", "lookup", "none"] = Field(
+        "dspark",
+        description="dspark: a DSpark draft proposes tokens, and so do lookups; lookup: lookups "
+        "alone, without a draft model; none: plain decoding.",
     )
     draft_model: FolderOrHubId | None = Field(
         None,
@@ -122,15 +149,17 @@ class SpeculativeSection(Section):
     )
     draft_budget: Literal["auto", "always"] = Field(
         "auto",
-        description="auto: as many draft tokens as pay at the load of each step, possibly none, "
-        "by costs measured at start and by earlier acceptance. Requests with a seed and a "
-        "temperature above 0 always have num_draft_tokens. always: num_draft_tokens at any load.",
+        description="auto: each request gets the drafts that pay at the load of each step, "
+        "possibly none, by costs measured at start and by earlier acceptance. Requests with a seed "
+        "and a temperature above 0 always have a lookup with a long match, or else "
+        "num_draft_tokens. always: all requests do, at any load.",
     )
     stacked_context_kv: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Write the draft's context KV for all layers at once. Where a draft does not "
         "allow it, auto writes layer by layer and on refuses to start.",
     )
+    lookup: LookupSection = Field(default_factory=lambda: LookupSection())
     confidence: ConfidenceSection = Field(default_factory=lambda: ConfidenceSection())
 
     @field_validator("algorithm", mode="before")
@@ -140,10 +169,15 @@ class SpeculativeSection(Section):
 
     @model_validator(mode="after")
     def _a_draft_has_a_model(self) -> "SpeculativeSection":
-        if self.algorithm != "none" and self.draft_model is None:
+        if self.algorithm == "dspark" and self.draft_model is None:
             raise ValueError(
                 "speculative.draft_model is missing; accepted: a folder or hub id of a draft, or "
-                "speculative.algorithm none for plain decoding"
+                "speculative.algorithm lookup or none for decoding without one"
+            )
+        if self.algorithm == "lookup" and self.lookup.mode == "off":
+            raise ValueError(
+                "speculative.lookup.mode: found off with speculative.algorithm lookup; accepted: "
+                "auto, on"
             )
         return self
 

@@ -238,8 +238,10 @@ def _check_temperature(args: argparse.Namespace) -> None:
 
 
 def _check_draft(args: argparse.Namespace, settings: Settings) -> None:
-    if args.compare in ("speculation", "stacked") and settings.speculative.algorithm == "none":
+    accepted = {"speculation": ("dspark", "lookup"), "stacked": ("dspark",)}.get(args.compare)
+    algorithm = settings.speculative.algorithm
+    if accepted is not None and algorithm not in accepted:
         raise SettingsError(
-            f"--compare {args.compare}: speculative.algorithm is none; accepted: a config with a "
-            "draft (speculative.draft_model)"
+            f"--compare {args.compare}: speculative.algorithm is {algorithm}; accepted: "
+            f"{' or '.join(accepted)}, which needs a draft (speculative.draft_model) for dspark"
         )

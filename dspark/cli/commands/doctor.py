@@ -217,7 +217,7 @@ def _not_at_hand(settings: Settings) -> Iterator[str]:
     target, draft = settings.model.path, settings.speculative.draft_model
     if not _is_here(target, demo=cached_demo_target(default_cache_dir(os.environ))):
         yield target
-    if settings.speculative.algorithm != "none" and not _is_here(str(draft), demo=DEMO_DRAFT):
+    if settings.speculative.algorithm == "dspark" and not _is_here(str(draft), demo=DEMO_DRAFT):
         yield str(draft)
 
 

@@ -311,7 +311,9 @@ class Training:
             chosen += [EncodedPrompt(name, prompt.token_ids) for prompt in of_set]
         if not chosen:
             return None
-        pair = dataclasses.replace(self._engine_config, draft=str(folder), draft_budget="always")
+        pair = dataclasses.replace(
+            self._engine_config, draft=str(folder), draft_budget="always", lookup="off"
+        )
         draft = load_draft(pair, self._target, self._device)
         built = wire_engine(pair, target=self._target, draft=draft, device=self._device)
         max_new_tokens = min(_EVALUATION_TOKENS, self._config.answers.max_new_tokens)

@@ -2,7 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from engine import Finish, FinishReason, TokenLogprob
+from engine import (
+    SOURCES,
+    Finish,
+    FinishReason,
+    SourceStats,
+    SpeculationStats,
+    TokenLogprob,
+)
 from server.generation.deltas import CompletionOutput, Delta
 from server.generation.input_processor import TokenizedRequest
 from server.protocol.engine_options import LogprobOptions
@@ -155,6 +162,20 @@ def _meta_info(tokenized: TokenizedRequest, finish: Finish, seconds: float) -> d
         "spec_accept_histogram": stats.accept_counts,
         "spec_accept_token_num": stats.num_accepted,
         "spec_draft_token_num": num_drafted,
+        "spec_sources": spec_sources(stats),
+    }
+
+
+def spec_sources(stats: SpeculationStats) -> dict[str, dict[str, int]]:
+    """Return rounds, drafted and accepted tokens by source; docs/http.md describes them."""
+    found = {name: stats.sources.get(name, SourceStats()) for name in SOURCES}
+    return {
+        name: {
+            "rounds": source.num_rounds,
+            "drafted": source.num_draft_tokens,
+            "accepted": source.num_accepted,
+        }
+        for name, source in found.items()
     }
 
 

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +19,12 @@ from engine import EngineSamplingParams, Request
 from engine.build import Built
 from engine.draft_length.confidence_cutoff import ConfidenceThreshold
 from engine.draft_length.cost_model import Curve, StepCosts
-from engine.draft_length.draft_budget import DraftBudgetByLoad
 from engine.loading.target import LoadedTarget
+from engine.proposers.lookup import LookupProposer
 from engine.sampling import verify_step as verifier
-from engine.sampling.rejection import Verdict, verify_sampled
-from engine.scheduler.draft_allocation import StepLoad
+from engine.sampling.rejection import Verdict, verify_point_mass, verify_sampled
 from engine.scheduler.plan import StepPlan
+from engine.scheduler.sequence import SequenceState
 from tests.support.engine.eight_tokens import (
     BLOCK,
     PROMPT,
@@ -34,6 +34,7 @@ from tests.support.engine.eight_tokens import (
     gemma4_of_eight_tokens,
 )
 from tests.support.engine.gemma4 import write_tiny_gemma4_draft
+from tests.support.engine.planning import scripted_drafts
 from tests.support.engine.running import run_all
 from tests.support.engine.tiny_models import tiny_engine
 
@@ -217,22 +218,17 @@ def test_a_budget_that_looks_at_the_token_itself_fails_the_same_test(
 def drafts_by_what_stood() -> Iterator[list[int]]:
     """Vary the number of drafts with earlier acceptances; yield the chosen numbers."""
     chosen: list[int] = []
-    latest = [0]
+    num_plain = 0
 
-    def allot(self: DraftBudgetByLoad, load: StepLoad) -> list[int]:
-        most = (BLOCK, 0, 1)[latest[0] % 3]
-        latest[0] += most == 0  # a step without rounds would be followed by the same for ever
-        numbers = [min(cap, most) for cap in load.caps]
-        chosen.extend(number for number, cap in zip(numbers, load.caps, strict=True) if cap)
+    def decide(caps: Sequence[int]) -> list[int]:
+        nonlocal num_plain
+        most = (BLOCK, 0, 1)[(num_plain + sum(a for _, a in script.rounds)) % 3]
+        num_plain += most == 0  # a step without rounds would be followed by the same for ever
+        numbers = [min(cap, most) for cap in caps]
+        chosen.extend(number for number, cap in zip(numbers, caps, strict=True) if cap)
         return numbers
 
-    def record(self: DraftBudgetByLoad, num_drafts: int, num_accepted: int) -> None:
-        latest[0] += num_accepted
-
-    with (
-        patch.object(DraftBudgetByLoad, "allot", allot),
-        patch.object(DraftBudgetByLoad, "record", record),
-    ):
+    with scripted_drafts(decide, block_size=BLOCK) as script:
         yield chosen
 
 
@@ -254,3 +250,61 @@ def test_numbers_of_drafts_that_follow_earlier_rounds_leave_the_targets_distribu
     ):
         assert _p_value(built, _expected(next_probs, 4), **CUT, is_seeded=False) > 0.001
     assert min(chosen.count(number) for number in range(BLOCK + 1)) > 0.05 * len(chosen)
+
+
+@contextmanager
+def lookups_of(table: dict[tuple[int, ...], Tensor] | None) -> Iterator[None]:
+    """Look up the likeliest next tokens by `table`; without one, always the same tokens."""
+
+    def likeliest(prefix: tuple[int, ...]) -> int:
+        return VOCAB - 1 if table is None else int(table[prefix].argmax())
+
+    def continuation(self: LookupProposer, seq: SequenceState, count: int) -> tuple[int, ...]:
+        text = tuple(seq.token_ids[len(PROMPT) :])
+        for _ in range(count):
+            text += (likeliest(text),)
+        return text[len(text) - count :]
+
+    with (
+        patch.object(LookupProposer, "match_len", lambda self, seq: 4),
+        patch.object(LookupProposer, "continuation", continuation),
+    ):
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_good", [False, True], ids=["bad lookup", "good lookup"])
+@pytest.mark.parametrize("is_seeded", [True, False])
+def test_lookups_leave_the_targets_distribution(
+    is_good: bool,
+    is_seeded: bool,
+    target: LoadedTarget,
+    next_probs: dict[tuple[int, ...], Tensor],
+    tmp_path: Path,
+) -> None:
+    built = eight_token_engine(target, tmp_path, lookup="on")
+    seeds = itertools.count()
+    with (
+        patch.object(secrets, "randbits", lambda bits: next(seeds)),
+        lookups_of(next_probs if is_good else None),
+    ):
+        assert _p_value(built, _expected(next_probs, 4), **CUT, is_seeded=is_seeded) > 0.001
+    seen = built.engine.snapshot().sources["lookup"]
+    assert 0 < seen.num_accepted < seen.num_draft_tokens
+
+
+@pytest.mark.slow
+def test_a_lookup_whose_rejection_keeps_its_token_fails_the_same_test(
+    target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
+) -> None:
+    """After a rejection the bonus token must not be the rejected one."""
+
+    def keeps(draft_ids: Tensor, p: Tensor, num_drafts: Tensor, **uniforms: Tensor) -> Verdict:
+        verdict = verify_point_mass(draft_ids, p, num_drafts, **uniforms)
+        rows = torch.arange(len(p))
+        bonus = uniforms["bonus_uniforms"][rows, verdict.num_accepted]
+        return Verdict(verdict.num_accepted, inverse_cdf(p[rows, verdict.num_accepted], bonus))
+
+    built = eight_token_engine(target, tmp_path, lookup="on")
+    with patch.object(verifier, "verify_point_mass", keeps), lookups_of(next_probs):
+        assert _p_value(built, _expected(next_probs, 4), **CUT) < 0.001

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import random
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
@@ -14,9 +15,8 @@ from draft import BlockRequest, DraftBlock, DSparkProposer
 from engine import EngineSamplingParams, FinishReason, Request
 from engine.build import Built
 from engine.draft_length.cost_model import Curve, StepCosts
-from engine.draft_length.draft_budget import DraftBudgetByLoad
-from engine.scheduler.draft_allocation import StepLoad
 from tests.support.engine.gemma4 import write_tiny_gemma4_draft
+from tests.support.engine.planning import scripted_drafts
 from tests.support.engine.running import generate_alone, greedy_requests, oracle, prompts, run_all
 from tests.support.engine.tiny_models import (
     CONFIGS,
@@ -258,7 +258,7 @@ def test_switching_the_context_writer_between_steps_changes_nothing(draft_folder
     assert ids == {name: found for name, (found, _) in calm.items()}
 
 
-# One stream drafts all, a crowd nothing: see tests/engine/draft_length/test_draft_budget.py.
+# One stream drafts all, a crowd nothing: see tests/engine/proposers/test_planner.py.
 COSTS = StepCosts(
     passes=Curve.through({1: 0.012, 5: 0.014, 8: 0.019, 16: 0.035, 40: 0.080}),
     drafts=Curve.through({1: 0.0025, 8: 0.007}),
@@ -293,12 +293,12 @@ def test_any_number_of_drafts_leaves_greedy_text_as_it_is(
     given, expected = _expected("llama", 8)
     numbers = random.Random(seed)
 
-    def anything(self: DraftBudgetByLoad, load: StepLoad) -> list[int]:
-        return [numbers.randint(0, cap) for cap in load.caps]
+    def anything(caps: Sequence[int]) -> list[int]:
+        return [numbers.randint(0, cap) for cap in caps]
 
     built = tiny_engine(draft_folder=draft_folder, costs=COSTS, **settings)
     good = None if "confidence_threshold" in settings else 2  # an oracle has no confidences
-    with patch.object(DraftBudgetByLoad, "allot", anything):
+    with scripted_drafts(anything, block_size=4):
         assert _greedy_texts(built, given, expected, good) == expected
 
 
@@ -388,10 +388,10 @@ def test_drafts_begin_late_as_if_they_had_never_been_away(draft_folder: Path) ->
     given = prompts(1, vocab=VOCAB, low=20, high=21)
     steps = itertools.count()
 
-    def late(self: DraftBudgetByLoad, load: StepLoad) -> list[int]:
-        return [cap if next(steps) >= 6 else 0 for cap in load.caps]
+    def late(caps: Sequence[int]) -> list[int]:
+        return [cap if next(steps) >= 6 else 0 for cap in caps]
 
-    with patch.object(DraftBudgetByLoad, "allot", late):
+    with scripted_drafts(late, block_size=4):
         by_load = _blocks(
             tiny_engine(target=tiny_target(has_eos=False), draft_folder=draft_folder, costs=COSTS),
             given,

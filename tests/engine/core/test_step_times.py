@@ -4,10 +4,11 @@ import time
 from pathlib import Path
 from unittest.mock import patch
 
+from engine.draft_length.draft_budget import DraftBudgetByLoad
+
 from engine import EngineSamplingParams, Request
 from engine.core.offline import drive
 from engine.draft_length.cost_tracking import StepTimes
-from engine.draft_length.draft_budget import DraftBudgetByLoad
 from engine.runner.batch import ScheduleBatch
 from engine.runner.target_model import TargetModel, TargetOutput
 from tests.support.engine.tiny_models import tiny_engine, write_tiny_draft

@@ -10,8 +10,9 @@ import pytest
 
 from engine.draft_length.cost_model import Curve, StepCosts
 from engine.draft_length.cost_tracking import StepTimes, TrackedCosts
-from engine.draft_length.draft_budget import DraftBudgetByLoad
-from engine.scheduler.draft_allocation import StepLoad
+from engine.proposers.fixed_rule import FixedRule
+from engine.proposers.planner import PlannerByLoad
+from tests.support.engine.planning import load_of, round_of, unlike_sequences
 from tests.support.engine.running import greedy_requests, prompts, run_all
 from tests.support.engine.scheduling import Harness, request
 from tests.support.engine.tiny_models import VOCAB, tiny_engine, write_tiny_draft
@@ -49,21 +50,27 @@ def times(*, rows: int, seconds: float, drafting: int = 0, draft_seconds: float 
     )
 
 
-def run(
-    budget: DraftBudgetByLoad, *, num_sequences: int, chance: float, num_steps: int
-) -> list[int]:
+def planner_of(costs: StepCosts) -> PlannerByLoad:
+    return PlannerByLoad(costs=costs, rule=FixedRule(num_draft_tokens=FULL, lookup=None))
+
+
+def run(planner: PlannerByLoad, *, num_sequences: int, chance: float, num_steps: int) -> list[int]:
     """Run steps on the undisturbed machine, where each draft token is accepted with this chance;
     return the numbers of drafts in the last ones."""
     rng = random.Random(0)
-    load = StepLoad((FULL,) * num_sequences)
+    seqs = unlike_sequences(num_sequences)
+    load = load_of(seqs, [50] * num_sequences)
     totals = []
     for _ in range(num_steps):
-        numbers = budget.allot(load)
-        for number in numbers:
+        proposals = planner.plan(load)
+        numbers = [proposal.num_tokens for proposal in proposals]
+        for seq, proposal in zip(seqs, proposals, strict=True):
+            number = proposal.num_tokens
             accepted = next((i for i in range(number) if rng.random() >= chance), number)
-            budget.record(number, accepted)
+            if number:
+                planner.record(round_of(seq, proposal), accepted)
         drafting, rows = sum(n > 0 for n in numbers), num_sequences + sum(numbers)
-        budget.record_times(
+        planner.record_times(
             StepTimes(
                 num_sequences=num_sequences,
                 num_drafting=drafting,
@@ -80,19 +87,19 @@ def run(
 def test_drafts_are_suspended_where_disturbed_costs_would_have_kept_them() -> None:
     """A row cost 36 ms while it was measured and costs 15; 36 rows seem hardly dearer."""
     busy = measured(lambda seconds: seconds + 0.021, lambda seconds: seconds + 0.004)
-    untracked = DraftBudgetByLoad(costs=busy, num_draft_tokens=FULL)
+    untracked = planner_of(busy)
     with patch.object(untracked, "record_times"):
         kept = run(untracked, num_sequences=6, chance=0.6, num_steps=1000)
     assert min(kept) > 0
-    budget = DraftBudgetByLoad(costs=busy, num_draft_tokens=FULL)
+    budget = planner_of(busy)
     found = run(budget, num_sequences=6, chance=0.6, num_steps=1000)
     assert sum(total > 0 for total in found) <= 2  # probes
     assert budget.costs.passes.at(6) == pytest.approx(PASSES.at(6))
 
 
 def test_a_machine_that_slowed_all_measurements_alike_changes_no_choice() -> None:
-    calm = DraftBudgetByLoad(costs=measured(lambda seconds: seconds), num_draft_tokens=FULL)
-    busy = DraftBudgetByLoad(costs=measured(lambda seconds: 2.4 * seconds), num_draft_tokens=FULL)
+    calm = planner_of(measured(lambda seconds: seconds))
+    busy = planner_of(measured(lambda seconds: 2.4 * seconds))
     for num_sequences in (1, 2, 3):
         scenario: dict[str, Any] = {"num_sequences": num_sequences, "chance": 0.7, "num_steps": 400}
         assert run(busy, **scenario) == run(calm, **scenario)
@@ -153,7 +160,7 @@ def test_an_engine_reports_the_times_of_rounds_to_its_draft_budget(
             "engine.model_setup.draft_backend.measure_costs",
             lambda rig: measured(lambda s: s + 100),
         ),
-        caplog.at_level("INFO", logger="engine.draft_length.draft_budget"),
+        caplog.at_level("INFO", logger="engine.proposers.planner"),
     ):
         built = tiny_engine(draft_folder=folder, draft_budget="auto")
         run_all(built, requests)
@@ -164,7 +171,7 @@ def test_an_engine_reports_the_times_of_rounds_to_its_draft_budget(
 def test_given_costs_are_not_changed(tmp_path: Path) -> None:
     folder = write_tiny_draft(tmp_path / "draft", block_size=4)
     costs = measured(lambda seconds: seconds + 100)
-    with patch.object(DraftBudgetByLoad, "record_times", side_effect=AssertionError):
+    with patch.object(PlannerByLoad, "record_times", side_effect=AssertionError):
         built = tiny_engine(draft_folder=folder, costs=costs)
         run_all(built, greedy_requests(prompts(2, vocab=VOCAB), 12))
 

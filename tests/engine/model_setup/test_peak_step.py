@@ -30,6 +30,7 @@ def largest(*, speculates: bool, chunk: int = CHUNK) -> PeakStep:
     return PeakStep(
         max_running=RUNNING,
         num_draft_tokens=width,
+        block_size=width,
         num_slots=width,
         chunk_tokens=chunk,
         page_size=4,

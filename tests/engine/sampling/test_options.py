@@ -4,7 +4,7 @@ import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from unittest.mock import patch
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +12,6 @@ import torch
 from engine import FinishReason, Request, TokenLogprob
 from engine.build import Built
 from engine.draft_length.cost_model import Curve, StepCosts
-from engine.draft_length.draft_budget import DraftBudgetByLoad
-from engine.scheduler.draft_allocation import StepLoad
 from tests.support.engine import options_table
 from tests.support.engine.option_cases import (
     NEW_TOKENS,
@@ -27,6 +25,7 @@ from tests.support.engine.option_cases import (
     target,
     together,
 )
+from tests.support.engine.planning import scripted_drafts
 from tests.support.engine.running import Answered, oracle, run_told
 from tests.support.engine.tiny_models import tiny_engine, write_tiny_draft
 
@@ -37,6 +36,10 @@ HOT = {"temperature": 0.8, "seed": 11}
 ANY_COSTS = StepCosts(passes=Curve.through({1: 1.0}), drafts=Curve.through({1: 1.0}))
 
 Answers = dict[str, Answered]
+
+
+# Any repeated token is looked up, so that most rounds verify lookups, good and bad ones.
+LOOKUPS: dict[str, Any] = {"lookup": "on", "lookup_min_match": 1}
 
 
 def _name(pair: Sequence[Option]) -> str:
@@ -77,12 +80,18 @@ def speculative(draft_folder: Path) -> Built:
     return tiny_engine(target=target(), draft_folder=draft_folder, max_queued_requests=1000)
 
 
-@pytest.fixture(scope="module", params=["no draft", "good drafts", "any number of them"])
+@pytest.fixture(scope="module", params=["no draft", "lookups", "good drafts", "any number of them"])
 def greedy(request: pytest.FixtureRequest, speculative: Built, draft_folder: Path) -> Answers:
     """The outputs of all pairs of options, in one batch."""
     requests = _requests(PAIRS)
     if request.param == "no draft":
         return run_told(tiny_engine(target=target(), max_queued_requests=1000), requests)
+    if request.param == "lookups":
+        built = tiny_engine(target=target(), max_queued_requests=1000, **LOOKUPS)
+        answers = run_told(built, requests)
+        seen = built.engine.snapshot().sources["lookup"]
+        assert 0 < seen.num_accepted < seen.num_draft_tokens
+        return answers
     texts = [
         [*prompt, *reference(asked, prompt)[0]]
         for pair in PAIRS
@@ -93,32 +102,45 @@ def greedy(request: pytest.FixtureRequest, speculative: Built, draft_folder: Pat
             return run_told(speculative, requests)
         numbers = random.Random(0)
 
-        def allot(self: DraftBudgetByLoad, load: StepLoad) -> list[int]:
-            return [numbers.randint(0, cap) for cap in load.caps]
+        def anything(caps: Sequence[int]) -> list[int]:
+            return [numbers.randint(0, cap) for cap in caps]
 
         built = tiny_engine(
             target=target(), draft_folder=draft_folder, max_queued_requests=1000, costs=ANY_COSTS
         )
-        with patch.object(DraftBudgetByLoad, "allot", allot):
+        with scripted_drafts(anything, block_size=4):
             return run_told(built, requests)
 
 
+@pytest.fixture(scope="module", params=[{}, LOOKUPS], ids=["drafts", "lookups too"])
+def seeded_settings(request: pytest.FixtureRequest) -> dict[str, Any]:
+    settings: dict[str, Any] = request.param
+    return settings
+
+
 @pytest.fixture(scope="module")
-def alone(speculative: Built) -> Answers:
+def sampling(draft_folder: Path, seeded_settings: dict[str, Any]) -> Built:
+    return tiny_engine(
+        target=target(), draft_folder=draft_folder, max_queued_requests=1000, **seeded_settings
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(sampling: Built) -> Answers:
     """Seeded answers, one request after the other."""
     answers: Answers = {}
     for request in _seeded():
-        answers |= run_told(speculative, [request])
+        answers |= run_told(sampling, [request])
     return answers
 
 
 @pytest.fixture(scope="module")
-def crowded(speculative: Built) -> Answers:
-    return run_told(speculative, _seeded()[::-1])
+def crowded(sampling: Built) -> Answers:
+    return run_told(sampling, _seeded()[::-1])
 
 
 @pytest.fixture(scope="module")
-def preempted(draft_folder: Path) -> Answers:
+def preempted(draft_folder: Path, seeded_settings: dict[str, Any]) -> Answers:
     """So few pages that sequences take them from each other, and chunks of three tokens."""
     built = tiny_engine(
         target=target(),
@@ -126,6 +148,7 @@ def preempted(draft_folder: Path) -> Answers:
         num_pages=14,
         prefill_chunk_tokens=3,
         max_queued_requests=1000,
+        **seeded_settings,
     )
     answers = run_told(built, _seeded())
     assert _preempted(built) > 20

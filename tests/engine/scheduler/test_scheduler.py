@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import EngineBusy, FinishReason, RequestRejected, Round
-from engine.scheduler.draft_allocation import StepLoad
+from tests.support.engine.planning import ScriptedPlanner
 from tests.support.engine.scheduling import Harness, request
 
 
@@ -243,21 +243,9 @@ def test_a_blocked_head_of_the_queue_leaves_the_order_of_eviction_alone() -> Non
     assert left == [page for page in order if page in left]
 
 
-class NoDrafts:
-    """A draft budget at whose load no draft pays."""
-
-    is_suspended = True
-
-    def allot(self, load: StepLoad) -> list[int]:
-        return [0] * len(load.caps)
-
-    def record(self, num_drafts: int, num_accepted: int) -> None:
-        raise AssertionError("no round has drafts")
-
-
-def test_a_sequence_that_resumes_from_the_prefix_cache_keeps_to_the_draft_budget() -> None:
+def test_a_sequence_that_resumes_from_the_prefix_cache_keeps_to_the_load() -> None:
     harness = Harness(
-        num_pages=10, max_running=2, chunk=64, prefix_cache=True, draft_budget=NoDrafts()
+        num_pages=10, max_running=2, chunk=64, prefix_cache=True, planner=ScriptedPlanner()
     )
     harness.scheduler.add(request("old", prompt_len=4, max_new_tokens=24))
     harness.scheduler.add(request("young", prompt_len=4, max_new_tokens=24))
@@ -282,24 +270,15 @@ def test_a_request_caps_the_draft_tokens_of_its_rounds(limit: int | None, expect
     assert harness.scheduler.counters.num_capped_rounds == capped
 
 
-def test_a_draft_budget_gets_the_requests_cap_as_the_most_it_may_allot() -> None:
-    seen: list[StepLoad] = []
-
-    class AllDrafts(NoDrafts):
-        def allot(self, load: StepLoad) -> list[int]:
-            seen.append(load)
-            return list(load.caps)
-
-        def record(self, num_drafts: int, num_accepted: int) -> None:
-            assert num_accepted <= num_drafts
-
-    harness = Harness(draft_budget=AllDrafts())
+def test_the_planner_gets_the_requests_limit_as_the_most_it_may_propose() -> None:
+    planner = ScriptedPlanner(lambda caps: caps)
+    harness = Harness(planner=planner)
     for name, limit in (("plain", 0), ("one", 1), ("free", None)):
         harness.scheduler.add(request(name, max_new_tokens=40, num_draft_tokens=limit))
     seeded = {"seed": 3, "temperature": 1.0, "num_draft_tokens": 2}
     harness.scheduler.add(request("seeded", max_new_tokens=40, **seeded))
     harness.run()
-    assert any((load.caps, load.fixed) == ((0, 1, 3), (2,)) for load in seen)
+    assert any(list(load.caps) == [0, 1, 3, 2] for load in planner.loads)
 
 
 def test_an_event_describes_its_round() -> None:

@@ -4,7 +4,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine import EngineSnapshot
+from engine import EngineSnapshot, SourceStats
 from server.http.metrics import outcome_of
 from tests.server.conftest import Connect
 from tests.support.server.clients import has_counted, pending_request
@@ -17,6 +17,12 @@ SNAPSHOT = EngineSnapshot(
     num_rounds=10,
     num_draft_tokens=40,
     num_accepted_tokens=25,
+    sources={
+        "draft": SourceStats(7, 30, 18),
+        "lookup": SourceStats(3, 10, 7),
+        "target": SourceStats(4, 0, 0),
+    },
+    plain_rounds={"load": 3, "limit": 1},
     num_withheld_draft_tokens=6,
     num_capped_rounds=4,
     is_suspended=True,
@@ -82,7 +88,19 @@ def test_engine_metrics_have_vllms_names(connect: Connect) -> None:
             "2": 5,
             "3": 2,
         },
-        ("generation_tokens_by_source_total", "source"): {"draft": 25, "target": 10},
+        ("generation_tokens_by_source_total", "source"): {
+            "draft": 18,
+            "lookup": 7,
+            "target": 10,
+        },
+        ("spec_decode_num_rounds_by_source_total", "source"): {
+            "draft": 7,
+            "lookup": 3,
+            "target": 4,
+        },
+        ("spec_decode_num_draft_tokens_by_source_total", "source"): {"draft": 30, "lookup": 10},
+        ("spec_decode_num_accepted_tokens_by_source_total", "source"): {"draft": 18, "lookup": 7},
+        ("spec_decode_num_plain_rounds_total", "reason"): {"load": 3, "limit": 1},
         ("request_success_total", "finished_reason"): {"stop": 3, "length": 1},
         ("stage_seconds_total", "stage"): {"draft": 1.5, "verify": 4.0},
         ("kv_pages", "state"): {"used": 5, "cached": 4, "free": 11},

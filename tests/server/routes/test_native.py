@@ -36,6 +36,11 @@ def test_a_text_prompt_returns_text_ids_and_meta_info(connect: Connect) -> None:
         "spec_accept_histogram": [1, 0, 2],
         "spec_accept_token_num": 4,
         "spec_draft_token_num": 12,
+        "spec_sources": {
+            "draft": {"rounds": 2, "drafted": 8, "accepted": 2},
+            "lookup": {"rounds": 1, "drafted": 4, "accepted": 2},
+            "target": {"rounds": 0, "drafted": 0, "accepted": 0},
+        },
     }
 
 

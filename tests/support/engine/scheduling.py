@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine import EngineSamplingParams, Request, TokenEvent
-from engine.scheduler.draft_allocation import DraftBudget
+from engine.proposers.fixed_rule import FixedPlanner, FixedRule
 from engine.scheduler.plan import RoundResult, ScheduledSequence, StepPlan
+from engine.scheduler.proposals import ProposalPlanner
 from engine.scheduler.request_limits import RequestLimits, served_len
 from engine.scheduler.scheduler import Committed, Scheduler
 from kv_pool import PageManager
@@ -36,7 +37,7 @@ class Harness:
     chunk: int = 6
     max_len: int = 128
     prefix_cache: bool = False
-    draft_budget: DraftBudget | None = None
+    planner: ProposalPlanner | None = None  # None: whole blocks
     accept: Callable[[ScheduledSequence], int] = lambda scheduled: scheduled.num_drafts
     events: list[TokenEvent] = field(default_factory=list)
     plans: list[StepPlan] = field(default_factory=list)
@@ -45,23 +46,24 @@ class Harness:
         self.pages = PageManager(
             num_pages=self.num_pages, page_size=self.page_size, prefix_cache=self.prefix_cache
         )
+        rule = FixedRule(num_draft_tokens=self.num_draft_tokens, lookup=None)
         self.scheduler = Scheduler(
             pages=self.pages,
             limits=RequestLimits(
                 max_len=served_len(
                     model_len=self.max_len,
                     pool_tokens=self.num_pages * self.page_size,
-                    num_slots=self.block_size,
+                    num_slots=max(self.block_size, self.num_draft_tokens),
                 ),
                 vocab_size=1000,
             ),
             eos_ids=frozenset({EOS}),
             num_slots=self.block_size,
             num_draft_tokens=self.num_draft_tokens,
+            planner=self.planner or FixedPlanner(rule),
             max_running=self.max_running,
             max_queued=self.max_queued,
             prefill_chunk_tokens=self.chunk,
-            draft_budget=self.draft_budget,
         )
 
     def step(self) -> list[Committed]:
