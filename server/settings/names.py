@@ -25,6 +25,7 @@ _BOUNDS = ("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"
 # Other names of a setting, in a file and as a flag.
 PATH_ALIASES: Mapping[str, str] = {
     "device": "device.type",
+    "speculative.lookup": "speculative.lookup.mode",
     "kv.mem_fraction": "kv.memory_fraction",
     "scheduler.chunked_prefill_size": "scheduler.prefill_chunk_tokens",
 }

@@ -106,14 +106,6 @@ class LookupSection(Section):
         2, description="Tokens at the end of the text that must have occurred before."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _mode_alone(cls, value: object) -> object:
-        # YAML 1.1 reads on and off as booleans.
-        if isinstance(value, bool):
-            return {"mode": "on" if value else "off"}
-        return {"mode": value} if isinstance(value, str) else value
-
 
 class SpeculativeSection(Section):
     """The draft model and the use of its draft tokens."""
@@ -172,7 +164,7 @@ class SpeculativeSection(Section):
         if self.algorithm == "dspark" and self.draft_model is None:
             raise ValueError(
                 "speculative.draft_model is missing; accepted: a folder or hub id of a draft, or "
-                "speculative.algorithm lookup or none for decoding without one"
+                "speculative.algorithm none for plain decoding, or lookup for lookups alone"
             )
         if self.algorithm == "lookup" and self.lookup.mode == "off":
             raise ValueError(

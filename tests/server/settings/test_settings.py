@@ -379,7 +379,8 @@ def test_every_field_of_the_engines_config_can_be_set() -> None:
         *("--device.num_threads", "1", "--device.native_kernels", "off", "--device.graphs", "off"),
         *("--speculative.allow_other_target", "true", "--confidence-mode", "threshold"),
         *("--speculative.draft_dtype", "bfloat16", "--quantization", "int8"),
-        *("--speculative.draft_budget", "always"),
+        *("--speculative.draft_budget", "always", "--speculative.lookup.mode", "on"),
+        *("--speculative.lookup.max_tokens", "9", "--speculative.lookup.min_match", "3"),
     ]
     config, default = to_engine_config(load(argv)), EngineConfig(target="")
     same = [
@@ -391,7 +392,29 @@ def test_every_field_of_the_engines_config_can_be_set() -> None:
 
 
 def test_plain_decoding_has_no_draft_even_if_one_is_named() -> None:
-    assert to_engine_config(load([*PAIR, "--speculative-algorithm", "none"])).draft is None
+    config = to_engine_config(load([*PAIR, "--speculative-algorithm", "none"]))
+    assert (config.draft, config.lookup) == (None, "off")
+
+
+def test_lookups_need_no_draft_and_use_none() -> None:
+    config = to_engine_config(load([*PAIR, "--speculative-algorithm", "lookup"]))
+    assert (config.draft, config.lookup) == (None, "auto")
+    off = ["--speculative.lookup.mode", "off"]
+    message = refusal(["--model", "a/b", "--speculative-algorithm", "lookup", *off])
+    assert "speculative.lookup.mode: found off" in message
+
+
+@pytest.mark.parametrize(
+    ("lookup", "mode"),
+    [("on", "on"), ("off", "off"), ("auto", "auto"), ("{mode: on, max_tokens: 9}", "on")],
+)
+def test_the_mode_of_lookups_may_be_given_alone(tmp_path: Path, lookup: str, mode: str) -> None:
+    config = write(tmp_path, f"speculative: {{lookup: {lookup}}}\n")
+    assert load(PAIR, config=config).speculative.lookup.mode == mode
+
+
+def test_the_mode_of_lookups_is_a_flag() -> None:
+    assert load([*PAIR, "--speculative.lookup", "on"]).speculative.lookup.mode == "on"
 
 
 def test_every_setting_is_described() -> None:
