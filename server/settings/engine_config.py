@@ -3,7 +3,7 @@
 from typing import Literal
 
 from engine import EngineConfig
-from server.settings.schema import Settings
+from server.settings.schema import Settings, SpeculativeSection
 
 
 def to_engine_config(settings: Settings) -> EngineConfig:
@@ -28,7 +28,7 @@ def to_engine_config(settings: Settings) -> EngineConfig:
         allow_other_target=speculative.allow_other_target,
         num_draft_tokens=count_or_none(speculative.num_draft_tokens),
         draft_budget=speculative.draft_budget,
-        lookup=speculative.lookup.mode if speculative.algorithm != "none" else "off",
+        lookup=_lookup_mode(speculative),
         lookup_tokens=speculative.lookup.max_tokens,
         lookup_min_match=speculative.lookup.min_match,
         confidence_threshold=(
@@ -53,3 +53,12 @@ def to_engine_config(settings: Settings) -> EngineConfig:
 def count_or_none(value: int | Literal["auto"]) -> int | None:
     """The count, or None for auto."""
     return None if value == "auto" else value
+
+
+def _lookup_mode(speculative: SpeculativeSection) -> Literal["auto", "on", "off"]:
+    """Resolve the mode: rounds of whole draft blocks leave no choice to `auto`."""
+    has_choice = speculative.algorithm == "lookup" or speculative.draft_budget == "auto"
+    mode = speculative.lookup.mode
+    if speculative.algorithm == "none" or (mode == "auto" and not has_choice):
+        return "off"
+    return mode

@@ -144,7 +144,8 @@ class SpeculativeSection(Section):
         description="auto: each request gets the drafts that pay at the load of each step, "
         "possibly none, by costs measured at start and by earlier acceptance. Requests with a seed "
         "and a temperature above 0 always have a lookup with a long match, or else "
-        "num_draft_tokens. always: all requests do, at any load.",
+        "num_draft_tokens. always: all rounds verify num_draft_tokens, at any load, and lookups "
+        "only with lookup.mode on.",
     )
     stacked_context_kv: Literal["auto", "on", "off"] = Field(
         "auto",

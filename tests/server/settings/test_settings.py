@@ -361,6 +361,19 @@ def test_public_values_are_plain_and_complete() -> None:
     assert set(values) == set(Settings.model_fields)
 
 
+@pytest.mark.parametrize(
+    ("argv", "mode"),
+    [
+        ([], "auto"),
+        (["--speculative.draft_budget", "always"], "off"),
+        (["--speculative.draft_budget", "always", "--speculative.lookup", "on"], "on"),
+        (["--speculative.lookup", "off"], "off"),
+    ],
+)
+def test_rounds_of_whole_blocks_have_lookups_only_on_demand(argv: list[str], mode: str) -> None:
+    assert to_engine_config(load([*PAIR, *argv])).lookup == mode
+
+
 def test_defaults_are_the_engines_own() -> None:
     config = to_engine_config(load(["--model", "a/target", "--speculative-algorithm", "none"]))
     assert config == EngineConfig(target="a/target")
