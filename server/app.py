@@ -27,11 +27,13 @@ from server.routes.native.router import native_routes
 from server.routes.openai.router import openai_routes
 from server.routes.openapi_errors import ERRORS
 from server.routes.responder import Responder
+from server.routes.responses.router import responses_routes
+from server.routes.responses.store import ResponseStore
 from server.text.tokenizer import TextCodec
 
 _OPEN_PATHS = frozenset({"/health"})
 _COMPLETION_PATHS = frozenset(
-    {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages"}
+    {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"}
 )
 
 
@@ -83,6 +85,16 @@ def create_app(
     )
     app.include_router(
         anthropic_routes(responder=responder, chats=chats, served_name=options.served_name)
+    )
+    app.include_router(
+        responses_routes(
+            responder=responder,
+            generator=generator,
+            chats=chats,
+            text=text,
+            served_name=options.served_name,
+            store=ResponseStore(max_responses=options.responses_store),
+        )
     )
     app.include_router(
         admin_routes(

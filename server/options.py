@@ -29,6 +29,7 @@ class ServerOptions:
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     default_max_tokens: int | None = None  # None: what fits the context
     max_tokens_cap: int | None = None  # upper limit of a request; None: what fits the context
+    responses_store: int = 1000  # responses kept for each key; 0: none
     keys: KeyRing = field(default_factory=KeyRing)
     cors_origins: tuple[str, ...] = ()  # allowed browser origins; "*" is all
     max_body_bytes: int = 8 * 2**20

@@ -25,6 +25,7 @@ def server_options(settings: Settings, config: EngineConfig, *, keys: KeyRing) -
         default_sampling=sampling,
         default_max_tokens=count_or_none(server.default_max_tokens),
         max_tokens_cap=count_or_none(server.max_tokens_cap),
+        responses_store=server.responses_store,
         keys=keys,
         cors_origins=server.cors_origins,
         max_body_bytes=server.max_body_bytes,

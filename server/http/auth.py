@@ -1,5 +1,6 @@
 """Checks API keys: of callers, and of admins for the routes that control the server."""
 
+import hashlib
 import hmac
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -27,7 +28,8 @@ class ApiKeys:
     """Requires a key, as `Authorization: Bearer KEY` or `x-api-key: KEY`, on all but open paths.
 
     Where a request has both headers, one right key is enough.
-    Stores `is_admin` and `has_key` in the request's state, for `require_admin`.
+    Stores `is_admin` and `has_key` in the request's state, for `require_admin`, and `owner`: a
+    digest of the key for what is kept per key, empty without keys.
     """
 
     def __init__(self, app: ASGIApp, *, keys: KeyRing, open_paths: Collection[str]) -> None:
@@ -49,6 +51,7 @@ class ApiKeys:
         state = scope.setdefault("state", {})
         state["is_admin"] = has_admin_key or not self._admins
         state["has_key"] = has_admin_key or has_caller_key
+        state["owner"] = _digest([k for k in self._admins + self._callers if _is_one_of(given, [k])])
         await self._app(scope, receive, send)
 
 
@@ -70,6 +73,11 @@ def _given_keys(headers: Headers) -> list[bytes]:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     keys = [key if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
     return [key.encode("latin-1") for key in keys if key]
+
+
+def _digest(accepted: list[bytes]) -> str:
+    """Return a digest of the first accepted key; empty without any."""
+    return hashlib.sha256(accepted[0]).hexdigest() if accepted else ""
 
 
 def _is_one_of(given: list[bytes], keys: list[bytes]) -> bool:

@@ -208,10 +208,10 @@ class CountBody(Body):
                     is_strict=bool(tool.strict),
                 )
                 for i, tool in enumerate((self.tools or []) if choice.type != "none" else [])
+                if choice.name in (None, tool.name)
             ],
-            is_required=choice.type == "any",
-            is_single=bool(choice.disable_parallel_tool_use),
-            name=choice.name,
+            is_required=choice.type in ("any", "tool"),
+            is_single=choice.type == "tool" or bool(choice.disable_parallel_tool_use),
         )
 
     @model_validator(mode="after")

@@ -16,7 +16,8 @@ class Body(BaseModel):
 
     UNSERVED maps fields that this server does not serve to their neutral values. Null and these
     values are accepted, others are refused. IGNORED fields do not affect the output and accept any
-    value. ELSEWHERE maps common misplaced names to the path of the right field.
+    value. ELSEWHERE maps common misplaced names to the path of the right field. ALIASES are names
+    of fields that have another name in Python.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -24,6 +25,7 @@ class Body(BaseModel):
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     IGNORED: ClassVar[frozenset[str]] = frozenset()
     ELSEWHERE: ClassVar[Mapping[str, str]] = {}
+    ALIASES: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
@@ -32,7 +34,7 @@ class Body(BaseModel):
             return data
         kept = {}
         for name, value in data.items():
-            if name in cls.model_fields:
+            if name in cls.model_fields or name in cls.ALIASES:
                 kept[name] = value
             elif name in cls.UNSERVED:
                 check_neutral(name, value, cls.UNSERVED[name])

@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from server.errors.validation_errors import field_error, quote
 from server.protocol.base import Body, Text
@@ -24,9 +25,20 @@ class FunctionBody(Body):
     strict: bool | None = None  # arguments must match parameters
 
 
+def refuse_other_types(data: Any) -> Any:
+    """Refuse custom tools and tools that other servers run, before their fields are looked at."""
+    kind = data.get("type") if isinstance(data, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        message = f"must be 'function', the only tools that are served; found {quote(kind)}"
+        raise field_error("unserved_field", "type", message)
+    return data
+
+
 class ToolBody(Body):
     type: Literal["function"]
     function: FunctionBody
+
+    _only_functions = model_validator(mode="before")(refuse_other_types)
 
     def for_template(self) -> dict[str, Any]:
         """Return the tool for a chat template."""
@@ -55,7 +67,7 @@ class CalledFunction(Body):
         return value
 
 
-def _check_arguments(function: CalledFunction) -> CalledFunction:
+def check_arguments(function: CalledFunction) -> CalledFunction:
     value: object = None
     with suppress(ValueError, RecursionError):
         value = function.parsed()
@@ -71,7 +83,7 @@ class CallBody(Body):
 
     id: Text | None = None
     type: Literal["function"] = "function"
-    function: Annotated[CalledFunction, AfterValidator(_check_arguments)]
+    function: Annotated[CalledFunction, AfterValidator(check_arguments)]
 
     def for_template(self) -> dict[str, Any]:
         function = {"name": self.function.name, "arguments": self.function.parsed()}
@@ -112,46 +124,96 @@ class ToolChoiceMode:
 
 
 def tool_choice_of(
-    tools: Sequence[OfferedTool], *, is_required: bool, is_single: bool, name: str | None = None
+    tools: Sequence[OfferedTool], *, is_required: bool, is_single: bool
 ) -> ToolChoiceMode | None:
-    """Return the mode; None without tools. name: the one tool that must be called."""
-    if not tools:
-        return None
-    if name is not None:
-        tools = [tool for tool in tools if tool.name == name]
-    return ToolChoiceMode(
-        tuple(tools), is_required or name is not None, is_single or name is not None
-    )
+    """Return the mode; None without tools."""
+    return ToolChoiceMode(tuple(tools), is_required, is_single) if tools else None
 
 
-def chosen_name(choice: object) -> str | None:
-    """Return the function name in a tool_choice; None if it has none."""
-    match choice:
-        case {"type": "function", "function": {"name": str(name), **more}, **others}:
-            return None if more or others else name
-        case _:
-            return None
+@dataclass(frozen=True, slots=True)
+class ToolSelection:
+    """A request's tool_choice: the tools that may be called, and whether one must be."""
+
+    names: tuple[str, ...]
+    is_required: bool
+    is_single: bool  # one function by its name, which is called once
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
 
 
-def check_tool_choice(choice: object, tools: Sequence[ToolBody]) -> None:
-    """Raise field_error for an invalid choice, and for a tool that is not offered."""
-    if choice in (None, "none", "auto"):
-        return
-    name, names = chosen_name(choice), [tool.function.name for tool in tools]
-    if choice != "required" and name is None:
-        message = (
-            "must be 'none', 'auto', 'required' or a function "
-            '({"type": "function", "function": {"name": ...}}); found ' + quote(choice)
-        )
-        raise field_error("kind", "tool_choice", message)
-    if not names or (name is not None and name not in names):
-        accepted = ", ".join(names) or "none, because there are no tools"
-        found = "a call" if name is None else quote(name)
+def select_tools(choice: object, offered: Sequence[str]) -> ToolSelection:
+    """Return the selection of a tool_choice. Raises field_error for an invalid one.
+
+    Accepts the forms of chat completions and of the Responses API.
+    """
+    mode, named = _parse_choice(choice)
+    is_required = mode == "required"
+    if mode == "none":
+        return ToolSelection((), is_required=False, is_single=False)
+    missing = [name for name in named or () if name not in offered]
+    if missing or (is_required and not offered):
+        accepted = ", ".join(offered) or "none, because there are no tools"
+        found = quote(missing[0]) if missing else "a call"
         raise field_error("kind", "tool_choice", f"requires {found}; offered: {accepted[:200]}")
+    names = tuple(offered) if named is None else tuple(name for name in offered if name in named)
+    is_single = is_required and named is not None and not is_allowed_tools(choice)
+    return ToolSelection(names, is_required, is_single)
+
+
+def is_allowed_tools(choice: object) -> bool:
+    return isinstance(choice, Mapping) and choice.get("type") == "allowed_tools"
+
+
+def _parse_choice(choice: object) -> tuple[str, tuple[str, ...] | None]:
+    """Return the mode, and the names of the tools that may be called; None is all tools."""
+    match choice:
+        case None | "auto":
+            return "auto", None
+        case "none" | "required":
+            return choice, None
+        case {"type": "function", "function": {"name": str(name), **more}, **others}:
+            if not more and not others:
+                return "required", (name,)
+        case {"type": "function", "name": str(name), **others}:
+            if not others:
+                return "required", (name,)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}:
+            return _parse_allowed(choice, mode, tools)
+        case {"type": "allowed_tools", "mode": mode, "tools": tools}:
+            return _parse_allowed(choice, mode, tools)
+    raise _invalid_choice(choice)
+
+
+def _parse_allowed(
+    choice: object, mode: object, tools: object
+) -> tuple[str, tuple[str, ...] | None]:
+    if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
+        raise _invalid_choice(choice)
+    names = []
+    for tool in tools:
+        match tool:
+            case {"type": "function", "function": {"name": str(name)}}:
+                names.append(name)
+            case {"type": "function", "name": str(name)}:
+                names.append(name)
+            case _:
+                raise _invalid_choice(choice)
+    return str(mode), tuple(names)
+
+
+def _invalid_choice(choice: object) -> PydanticCustomError:
+    message = (
+        "must be 'none', 'auto', 'required', allowed_tools or a function "
+        '({"type": "function", "function": {"name": ...}}); found ' + quote(choice)
+    )
+    return field_error("kind", "tool_choice", message)
 
 
 class ToolFields(Body):
     """Tool fields with the OpenAI API's names."""
+
+    PARAMETERS_FIELD: ClassVar[str] = "function.parameters"  # of a tool
 
     tools: Tools | None = None
     tool_choice: Any = None
@@ -159,29 +221,31 @@ class ToolFields(Body):
 
     @property
     def template_tools(self) -> list[dict[str, Any]]:
-        """The tools for the chat template; empty with tool_choice "none"."""
-        if self.tool_choice == "none":
-            return []
-        return [tool.for_template() for tool in self.tools or []]
+        """The tools for the chat template: those that may be called."""
+        selection = self._selection()
+        return [t.for_template() for t in self.tools or [] if t.function.name in selection]
 
     def tool_choice_mode(self) -> ToolChoiceMode | None:
-        tools = [] if self.tool_choice == "none" else self.tools or []
+        selection = self._selection()
         return tool_choice_of(
             [
                 OfferedTool(
                     name=tool.function.name,
-                    field=f"tools.{i}.function.parameters",
+                    field=f"tools.{i}.{self.PARAMETERS_FIELD}",
                     parameters=tool.function.parameters,
                     is_strict=bool(tool.function.strict),
                 )
-                for i, tool in enumerate(tools)
+                for i, tool in enumerate(self.tools or [])
+                if tool.function.name in selection
             ],
-            is_required=self.tool_choice == "required",
-            is_single=self.parallel_tool_calls is False,
-            name=chosen_name(self.tool_choice),
+            is_required=selection.is_required,
+            is_single=self.parallel_tool_calls is False or selection.is_single,
         )
+
+    def _selection(self) -> ToolSelection:
+        return select_tools(self.tool_choice, [tool.function.name for tool in self.tools or []])
 
     @model_validator(mode="after")
     def _tool_choice_is_valid(self) -> Self:
-        check_tool_choice(self.tool_choice, self.tools or [])
+        self._selection()
         return self

@@ -37,12 +37,16 @@ class Responder:
         *,
         dialect: Dialect = OPENAI,
         token_by_token: bool = False,
+        on_end: Callable[[], None] = lambda: None,
     ) -> Response:
-        """Respond with events. A request that is refused before the first one gets its status."""
+        """Respond with events. A request that is refused before the first one gets its status.
+
+        on_end is called once, when the stream has ended, or was refused.
+        """
         deltas = self._generator.stream(
             tokenized,
             keepalive_s=self._keepalive_s,
             record=request.state.record,
             token_by_token=token_by_token,
         )
-        return await EventStream.start(request, deltas, encoder, dialect)
+        return await EventStream.start(request, deltas, encoder, dialect, on_end)

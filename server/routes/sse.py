@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
@@ -65,21 +65,33 @@ class EventStream(Response):
         rest: DeltaStream,
         encoder: Encoder,
         dialect: Dialect = OPENAI,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
+        """on_end is called at every exit."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._first = first
         self._rest = rest
         self._encoder = encoder
         self._dialect = dialect
+        self._on_end = on_end
 
     @classmethod
     async def start(
-        cls, request: Request, deltas: DeltaStream, encoder: Encoder, dialect: Dialect = OPENAI
+        cls,
+        request: Request,
+        deltas: DeltaStream,
+        encoder: Encoder,
+        dialect: Dialect = OPENAI,
+        on_end: Callable[[], None] = lambda: None,
     ) -> "EventStream":
         """Wait for the first batch, so that a refused request still gets a status code."""
-        first = await cancel_on_disconnect(request.receive, anext(deltas))
-        return cls(first=first, rest=deltas, encoder=encoder, dialect=dialect)
+        try:
+            first = await cancel_on_disconnect(request.receive, anext(deltas))
+        except BaseException:
+            on_end()
+            raise
+        return cls(first=first, rest=deltas, encoder=encoder, dialect=dialect, on_end=on_end)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.setdefault("state", {})
@@ -89,6 +101,7 @@ class EventStream(Response):
             state["status"] = CLIENT_CLOSED
         finally:
             await self._rest.aclose()
+            self._on_end()
 
     async def _send_all(self, send: Send, path: str, state: dict[str, Any]) -> None:
         head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
@@ -104,7 +117,7 @@ class EventStream(Response):
             state["status"] = failure.status
             if failure.status >= 500:
                 logger.error("path=%s: the stream failed", path, exc_info=error)
-            await _send(send, self._encoded([self._dialect.error(failure)]))
+            await _send(send, self._encoded(self._dialect.errors(failure)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _frames(self, batch: DeltaBatch | KeepAlive) -> bytes:

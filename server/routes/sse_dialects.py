@@ -1,7 +1,7 @@
 """Defines how each API writes server-sent events."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from server.errors.api_errors import Failure
@@ -13,10 +13,10 @@ _LINE_ENDS = (("\u2028", "\\u2028"), ("\u2029", "\\u2029"), ("\x85", "\\u0085"))
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How an API writes an event, an error and the end of a stream."""
+    """How an API writes an event, the events of an error, and the end of a stream."""
 
     frame: Callable[[Mapping[str, object]], bytes]
-    error: Callable[[Failure], Mapping[str, object]]
+    errors: Callable[[Failure], Sequence[Mapping[str, object]]]
     done: bytes
 
 
@@ -36,5 +36,12 @@ def _json(event: Mapping[str, object]) -> bytes:
     return text.encode()
 
 
-OPENAI = Dialect(frame=_data, error=lambda failure: failure.body, done=b"data: [DONE]\n\n")
-ANTHROPIC = Dialect(frame=_named, error=lambda failure: failure.anthropic_body, done=b"")
+OPENAI = Dialect(frame=_data, errors=lambda failure: [failure.body], done=b"data: [DONE]\n\n")
+ANTHROPIC = Dialect(frame=_named, errors=lambda failure: [failure.anthropic_body], done=b"")
+
+
+def responses_dialect(
+    errors: Callable[[Failure], Sequence[Mapping[str, object]]],
+) -> Dialect:
+    """Return the dialect of a response's stream, whose events are numbered, errors included."""
+    return Dialect(frame=_named, errors=errors, done=b"")

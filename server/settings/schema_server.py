@@ -71,6 +71,11 @@ class ServerSection(Section):
     max_tokens_cap: AutoOrCount = Field(
         "auto", description="Highest limit of a request; auto is the rest of the context."
     )
+    responses_store: Annotated[int, Field(ge=0)] = Field(
+        1000,
+        description="Responses of /v1/responses that are kept in memory for each API key, the "
+        "latest ones in at most 64 MiB; 0 keeps none.",
+    )
     grammar_timeout_s: Annotated[float, Field(gt=0)] = Field(
         3.0,
         description="Most seconds for compiling a request's schema, regex or grammar, in a "

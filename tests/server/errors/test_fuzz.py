@@ -56,6 +56,16 @@ BODIES: dict[str, dict[str, Any]] = {
         "system": "be brief",
         "stream": True,
     },
+    "/v1/responses": {
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+        "max_output_tokens": 3,
+        "tools": [{"type": "function", "name": "f", "parameters": {}}],
+        "tool_choice": "none",
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}},
+        "include": ["message.output_text.logprobs"],
+        "metadata": {"a": "b"},
+        "store": True,
+    },
     "/v1/messages/count_tokens": {"model": "tiny", "messages": [USER]},
     "/tokenize": {"text": "hi"},
     "/detokenize": {"tokens": [5, 6]},
@@ -101,7 +111,7 @@ def check(path: str, response: httpx.Response, sent: bytes) -> None:
     """Check for a 2xx or 4xx status and the API's error shape."""
     assert 200 <= response.status_code < 300 or 400 <= response.status_code < 500, (path, sent)
     if response.status_code < 300:
-        assert '"error":' not in response.text, (path, sent, response.text)
+        assert '"error":{' not in response.text, (path, sent, response.text)
         return
     body = response.json()
     if path.startswith("/v1/messages"):

@@ -1,0 +1,1 @@
+"""Implements the Responses API: /v1/responses and what it stores."""
