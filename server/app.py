@@ -70,7 +70,11 @@ def create_app(
     max_len = engine.info.served_max_len
     app.include_router(
         native_routes(
-            responder=responder, input_processor=input_processor, text=text, max_len=max_len
+            responder=responder,
+            input_processor=input_processor,
+            text=text,
+            max_len=max_len,
+            served_name=options.served_name,
         )
     )
     app.include_router(

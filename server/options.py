@@ -35,6 +35,7 @@ class ServerOptions:
     max_body_bytes: int = 8 * 2**20
     keepalive_s: float = 15.0  # without data on a stream, until a comment is sent
     limits: TimeLimits = field(default_factory=TimeLimits)
+    metric_aliases: bool = False  # /metrics has the counters of speculation as vllm: too
     log_requests: bool = True  # one line per request
     playground: bool = True  # the page at /
     profile_dir: str | None = None  # for /stop_profile; None: profiling is off

@@ -31,6 +31,7 @@ def server_options(settings: Settings, config: EngineConfig, *, keys: KeyRing) -
         max_body_bytes=server.max_body_bytes,
         keepalive_s=server.keepalive_s,
         limits=TimeLimits(settings.scheduler.queue_timeout_s, settings.scheduler.request_timeout_s),
+        metric_aliases=settings.observability.metric_aliases,
         log_requests=settings.observability.log_requests,
         playground=server.playground,
         profile_dir=settings.observability.profile_dir,

@@ -77,11 +77,25 @@ def join_events(events: Sequence[TokenEvent]) -> TokenEvent:
     )
 
 
-def delta_of(event: TokenEvent, output: OutputText, seconds: float, *, echo: str) -> Delta:
-    """Append the event's tokens to the output text; the delta's text begins with echo."""
+def without_output(event: TokenEvent) -> TokenEvent:
+    """Return the event of a request that only scores its prompt: without the output token."""
+    finish = event.finish
+    if finish is not None:
+        finish = replace(finish, reason=FinishReason.LENGTH, matched=None, num_output_tokens=0)
+    return replace(event, token_ids=(), logprobs=(), rounds=(), finish=finish)
+
+
+def delta_of(
+    event: TokenEvent, output: OutputText, seconds: float, *, echo: str, keeps_stop: bool = False
+) -> Delta:
+    """Append the event's tokens to the output text; the delta's text begins with echo.
+
+    With keeps_stop the text includes the stop token; `output` includes a stop string by itself.
+    """
     token_ids, finish = event.token_ids, event.finish
     if (
         finish is not None
+        and not keeps_stop
         and finish.reason is FinishReason.STOP
         and isinstance(finish.matched, int)
     ):

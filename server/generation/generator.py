@@ -156,7 +156,10 @@ class TextGenerator:
         output = OutputProcessor(
             tokenized,
             text=OutputText(
-                decoder=self._decoder(tokenized), table=table, min_tokens=params.min_new_tokens
+                decoder=self._decoder(tokenized),
+                table=table,
+                min_tokens=params.min_new_tokens,
+                keeps_stop=tokenized.keeps_stop,
             ),
             mask=mask,
             timer=self._metrics.timer(),

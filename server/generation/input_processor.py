@@ -32,6 +32,8 @@ class TokenizedRequest:
     choice: int = 0  # index among the n choices of one prompt
     echo: str = ""  # text before the generated text
     grammar: CompiledGrammar | None = None  # of the output
+    keeps_stop: bool = False  # the text ends with the stop
+    scores_only: bool = False  # the prompt's log probabilities are all that is requested
 
     def choices(self, count: int) -> "list[TokenizedRequest]":
         """Return one request for each of n choices; each has another first name."""
@@ -106,6 +108,8 @@ class InputProcessor:
             stops=fields.stops,
             skip_special_tokens=fields.skip_special_tokens is not False,
             kept_ids=kept_ids,
+            keeps_stop=fields.keeps_stop,
+            scores_only=fields.token_limit()[1] == 0,
         )
 
     async def with_grammar(
@@ -172,6 +176,8 @@ class InputProcessor:
                 code="context_length_exceeded",
             )
         name, requested = fields.token_limit()
+        if requested == 0:
+            return 1  # the engine computes a prompt to its first output token
         if requested is None:
             limits = (room, cap, self._options.default_max_tokens)
             return min(limit for limit in limits if limit is not None)

@@ -4,7 +4,7 @@ import time
 
 from engine import TokenEvent
 from server.errors.api_errors import ApiError
-from server.generation.deltas import Delta, delta_of
+from server.generation.deltas import Delta, delta_of, without_output
 from server.generation.input_processor import TokenizedRequest
 from server.generation.stop_strings import OutputText
 from server.http.metrics import RequestTimer
@@ -60,7 +60,11 @@ class OutputProcessor:
         """
         self._check_grammar()
         echo, self._echo = self._echo, ""
-        return delta_of(event, self._text, self._seconds, echo=echo)
+        if self._tokenized.scores_only:
+            event = without_output(event)
+        return delta_of(
+            event, self._text, self._seconds, echo=echo, keeps_stop=self._tokenized.keeps_stop
+        )
 
     def _check_grammar(self) -> None:
         grammar = self._tokenized.grammar

@@ -161,11 +161,20 @@ class OutputText:
     flush() are the completion's text. min_tokens is the scanner's.
     """
 
-    def __init__(self, *, decoder: Decoder, table: StopTable, min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        decoder: Decoder,
+        table: StopTable,
+        min_tokens: int = 0,
+        keeps_stop: bool = False,
+    ) -> None:
+        """keeps_stop: the text ends with the stop string."""
         self._decoder = decoder
         self._table = table
         self._search = StopSearch(table)
         self._num_remaining = min_tokens
+        self._keeps_stop = keeps_stop
         self._withheld = ""
         self._is_stopped = False
         self._has_stops = not table.is_empty
@@ -184,7 +193,9 @@ class OutputText:
             self._withheld = text[keep_from:]
             return self._table.without_marks(text[:keep_from])
         self._is_stopped = True
-        return self._table.without_marks(text[: len(self._withheld) + match.end - len(match.stop)])
+        end = len(self._withheld) + match.end
+        end = end if self._keeps_stop else end - len(match.stop)
+        return self._table.without_marks(text[:end])
 
     def flush(self) -> str:
         """Return the remaining text after the last token; "" after a stop string."""

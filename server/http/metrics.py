@@ -14,6 +14,11 @@ from prometheus_client.registry import Collector
 from engine import ContextKVStatus, EngineSnapshot, Finish, TokenEvent
 
 _PREFIX = "dspark:"
+_VLLM = "vllm:"
+_ALIASED = frozenset(
+    f"{_PREFIX}spec_decode_num_{name}"
+    for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
+)
 
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 _SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
@@ -84,10 +89,20 @@ class ServerMetrics:
         return RequestTimer(metrics=self)
 
     def render(
-        self, *, snapshot: EngineSnapshot | None, status: ContextKVStatus | None, is_healthy: bool
+        self,
+        *,
+        snapshot: EngineSnapshot | None,
+        status: ContextKVStatus | None,
+        is_healthy: bool,
+        with_aliases: bool = False,
     ) -> bytes:
-        """Return the exposition text; engine metrics only where there is a snapshot or status."""
+        """Return the exposition text; engine metrics only where there is a snapshot or status.
+
+        With with_aliases the counters of speculation also have vLLM's own names.
+        """
         families = list(_engine_metrics(snapshot)) if snapshot is not None else []
+        if with_aliases:
+            families += [_alias(family) for family in families if family.name in _ALIASED]
         if status is not None:
             families.append(_context_kv_metric(status))
         families.append(_gauge("engine_up", "1 while the step loop runs.", float(is_healthy)))
@@ -134,6 +149,14 @@ def mean_accept_length(snapshot: EngineSnapshot) -> float:
     if not snapshot.num_rounds:
         return 0.0
     return 1 + snapshot.num_accepted_tokens / snapshot.num_rounds
+
+
+def _alias(family: Metric) -> Metric:
+    """Return a counter under vLLM's own name."""
+    alias = Metric(family.name.replace(_PREFIX, _VLLM, 1), family.documentation, "counter")
+    for sample in family.samples:
+        alias.add_sample(sample.name.replace(_PREFIX, _VLLM, 1), sample.labels, sample.value)
+    return alias
 
 
 class _Rendered(Collector):

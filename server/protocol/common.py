@@ -1,7 +1,7 @@
 """Defines prompts, chat messages and sampling fields that several APIs share."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
@@ -183,6 +183,11 @@ class SamplingFields(Body):
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
+    @property
+    def keeps_stop(self) -> bool:
+        """Whether the text ends with the stop that ended it."""
+        return False
+
     def effective_seed(self) -> int | None:
         """Return the seed; None for a random one, which -1 requests."""
         return None if self.seed == -1 else self.seed
@@ -202,6 +207,27 @@ class SamplingFields(Body):
     def token_limit(self) -> tuple[str, int | None]:
         """Return the name and value of the field that limits the output's tokens."""
         raise NotImplementedError
+
+
+class Continuation(Protocol):
+    """How a chat's prompt ends."""
+
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+
+    @property
+    def continue_final_message(self) -> bool | None: ...
+
+
+def check_continuation(messages: Sequence[Message] | None, fields: Continuation) -> None:
+    """Raise field_error where the output could not continue the last message."""
+    name = "continue_final_message"
+    if not fields.continue_final_message:
+        return
+    if not messages or messages[-1].role != "assistant":
+        raise field_error("kind", name, "needs a last message of role 'assistant'")
+    if not messages[-1].for_template()["content"].strip():
+        raise field_error("kind", name, "needs text in the last message, which is blank")
 
 
 def _branch(value: object, tags: Mapping[type, str]) -> str | None:

@@ -17,6 +17,7 @@ from server.protocol.common import (
     Seed,
     TemplateKwargs,
     TokenId,
+    check_continuation,
 )
 from server.protocol.engine_options import LogprobOptions
 from server.protocol.sampling_options import OptionFields, check_return_rounds
@@ -28,17 +29,22 @@ class SamplingBody(OptionFields):
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "structural_tag": (),
         "stop_regex": ([],),
-        "no_stop_trim": (False,),
-        "spaces_between_special_tokens": (True,),
         "custom_params": ({},),
     }
 
-    max_new_tokens: int | None = Field(None, ge=1)
+    IGNORED = frozenset({"spaces_between_special_tokens"})
+
+    max_new_tokens: int | None = Field(None, ge=0)  # 0: the prompt is scored
+    no_stop_trim: bool | None = None  # the text keeps the stop
     min_new_tokens: int | None = Field(None, ge=0)
     sampling_seed: Seed | None = None
 
     def token_limit(self) -> tuple[str, int | None]:
         return "max_new_tokens", self.max_new_tokens
+
+    @property
+    def keeps_stop(self) -> bool:
+        return bool(self.no_stop_trim)
 
     def min_length(self) -> tuple[str, int | None]:
         return "min_new_tokens", self.min_new_tokens
@@ -85,6 +91,7 @@ _AtMost = Field(min_length=1, max_length=MAX_PROMPTS)
 class GenerateBody(Body):
     """Exactly one of text, input_ids and messages; a list of prompts returns a list."""
 
+    IGNORED = frozenset({"model", "priority"})
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "token_ids_logprob": (),
         "return_hidden_states": (False,),
@@ -163,13 +170,6 @@ class GenerateBody(Body):
         return LogprobOptions(self.top_logprobs_num, start if start >= 0 else None)
 
     @model_validator(mode="after")
-    def _logprob_fields_need_return_logprob(self) -> Self:
-        for name, default in (("logprob_start_len", -1), ("top_logprobs_num", 0)):
-            if getattr(self, name) != default and not self.return_logprob:
-                raise field_error("kind", name, "is only accepted with 'return_logprob': true")
-        return self
-
-    @model_validator(mode="after")
     def _rounds_need_stream(self) -> Self:
         check_return_rounds(self.return_rounds, self.stream)
         return self
@@ -215,16 +215,25 @@ class ContextKVBody(Body):
     mode: Literal["auto", "on", "off"]
 
 
+Texts = Annotated[
+    _Nothing | Annotated[Text, Tag("<one>")] | Annotated[list[Text], Tag("<many>"), _AtMost],
+    _choice(_one_or_many, "a string or a list of strings"),
+]
+
+
 class TokenizeBody(Body):
-    """Exactly one of text (or its alias prompt) and messages."""
+    """Exactly one of text (or its alias prompt) and messages; a list of texts returns lists."""
 
     IGNORED = frozenset({"model"})
 
-    text: Text | None = None
-    prompt: Text | None = None
+    text: Texts = None
+    prompt: Texts = None
     messages: Messages | None = None
     chat_template_kwargs: TemplateKwargs | None = None
-    add_special_tokens: bool = True  # of a text; a chat template contains its own
+    add_special_tokens: bool | None = None  # of a text, by default true; not of messages
+    add_generation_prompt: bool = True  # of messages
+    continue_final_message: bool = False  # of messages
+    return_token_strs: bool | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -233,6 +242,7 @@ class TokenizeBody(Body):
             found = " and ".join(given) or "none of them"
             raise ValueError(f"send exactly one of text, prompt and messages; found {found}")
         _check_template_kwargs(self)
+        check_continuation(self.messages, self)
         return self
 
 

@@ -14,6 +14,7 @@ from server.protocol.common import (
     Prompt,
     PromptIds,
     TemplateKwargs,
+    check_continuation,
 )
 from server.protocol.engine_options import LogprobOptions
 from server.protocol.sampling_options import OptionFields, check_return_rounds
@@ -30,13 +31,14 @@ _NO_EFFECT = frozenset(
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
+        "priority",
+        "spaces_between_special_tokens",
     }
 )
 
 _UNSERVED: Mapping[str, tuple[object, ...]] = {
     "length_penalty": (1,),
     "use_beam_search": (False,),
-    "include_stop_str_in_output": (False,),
     "add_special_tokens": (),
     "return_token_ids": (False,),
     "prompt_logprobs": (),
@@ -61,6 +63,7 @@ class OpenAIBody(OptionFields, OpenAIGrammarFields):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1)
     min_tokens: int | None = Field(None, ge=0)
+    include_stop_str_in_output: bool | None = None  # the text keeps the stop
     return_speculation: bool | None = None  # statistics in each finished choice
     return_rounds: bool | None = None  # the rounds of each chunk's tokens
 
@@ -69,6 +72,10 @@ class OpenAIBody(OptionFields, OpenAIGrammarFields):
 
     def min_length(self) -> tuple[str, int | None]:
         return "min_tokens", self.min_tokens
+
+    @property
+    def keeps_stop(self) -> bool:
+        return bool(self.include_stop_str_in_output)
 
     def logprob_options(self) -> LogprobOptions | None:
         raise NotImplementedError
@@ -109,6 +116,7 @@ class CompletionBody(OpenAIBody):
         "suffix": ("",),
     }
 
+    max_tokens: int | None = Field(None, ge=0)  # 0 with echo: the prompt is scored
     echo: bool | None = None  # return the prompt before the output
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
@@ -132,6 +140,12 @@ class CompletionBody(OpenAIBody):
             return None
         return LogprobOptions(self.logprobs, 0 if self.echo else None)
 
+    @model_validator(mode="after")
+    def _no_tokens_need_echo(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise field_error("kind", "max_tokens", "must be at least 1; 0 needs 'echo': true")
+        return self
+
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts as a list."""
         is_many = _prompt_kind(self.prompt) in ("<texts>", "<many ids>")
@@ -146,11 +160,9 @@ class ChatBody(OpenAIBody, ToolFields):
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
-        "verbosity": (),
+        "verbosity": ("medium",),
         "web_search_options": (),
         "chat_template": (),
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
     }
 
     messages: Messages
@@ -165,6 +177,13 @@ class ChatBody(OpenAIBody, ToolFields):
         """The arguments of the chat template."""
         effort = {} if self.reasoning_effort is None else {"enable_thinking": False}
         return {**effort, **(self.chat_template_kwargs or {})}
+    add_generation_prompt: bool | None = None  # by default true, unless a message is continued
+    continue_final_message: bool | None = None  # the output continues the assistant's message
+
+    @model_validator(mode="after")
+    def _last_message_can_be_continued(self) -> Self:
+        check_continuation(self.messages, self)
+        return self
 
     def token_limit(self) -> tuple[str, int | None]:
         if self.max_completion_tokens is not None:

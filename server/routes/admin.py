@@ -6,12 +6,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import TypeVar
+from uuid import uuid4
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
+from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from engine import EngineClient, EngineDead, EngineSnapshot
+from engine import (
+    EngineBusy,
+    EngineClient,
+    EngineDead,
+    EngineSamplingParams,
+    EngineSnapshot,
+    Request,
+)
 from server.errors.api_errors import ApiError
 from server.generation.generator import TextGenerator
 from server.http.auth import require_admin
@@ -38,6 +47,7 @@ def admin_routes(
     started_at = time.monotonic()
     timeout_s = min(options.stall_s, _MAX_ENGINE_WAIT_S)
 
+    @router.get("/ping")
     @router.get("/health")
     async def health() -> dict[str, str]:
         """200 unless the engine has died."""
@@ -61,9 +71,11 @@ def admin_routes(
             snapshot=await _or_none(engine.snapshot(), timeout_s),
             status=await _or_none(engine.context_kv_status(), timeout_s),
             is_healthy=engine.is_healthy(),
+            with_aliases=options.metric_aliases,
         )
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
+    @router.get("/get_server_info")
     @router.get("/server_info")
     async def server_info() -> dict[str, object]:
         status = await _or_none(engine.context_kv_status(), timeout_s)
@@ -83,10 +95,40 @@ def admin_routes(
             },
             "context_kv": asdict(status) if status is not None else None,
             "live": _live(snapshot) if snapshot is not None else None,
+            "internal_states": [_internal_state(snapshot)] if snapshot is not None else [],
         }
 
+    @router.get("/health_generate")
+    async def health_generate() -> dict[str, str]:
+        """200 if the engine generates a token, or is too busy with others to start one."""
+        _check_alive(engine)
+        probe = Request(uuid4().hex, (0,), EngineSamplingParams(max_new_tokens=1))
+        try:
+            async with asyncio.timeout(options.stall_s):
+                await engine.generate_whole(probe, [])
+        except (EngineBusy, TimeoutError):
+            snapshot = await _or_none(engine.snapshot(), options.stall_s)
+            _check_progress(snapshot, options.stall_s)
+        return {"status": "ok"}
+
+    @router.get("/load")
+    async def load() -> dict[str, int]:
+        """Return the number of requests that run or wait, under vLLM's name."""
+        snapshot = await engine.snapshot()
+        return {"server_load": snapshot.num_running + snapshot.num_waiting}
+
+    @router.get("/v1/loads")
+    async def loads() -> dict[str, object]:
+        """Return the load under SGLang's names."""
+        snapshot = await engine.snapshot()
+        return {"timestamp": time.time(), "dp_rank_count": 1, "loads": [_load(snapshot)]}
+
+    @router.get("/version")
+    async def server_version() -> dict[str, str]:
+        return {"version": version("dspark-server")}
+
     @router.post("/abort_request")
-    async def abort_request(body: AbortBody, request: Request) -> dict[str, int]:
+    async def abort_request(body: AbortBody, request: HttpRequest) -> dict[str, int]:
         """Abort requests by name (rid, X-Request-Id or response id), or all of them."""
         if body.rid is None:
             require_admin(request)
@@ -165,6 +207,22 @@ def _live(snapshot: EngineSnapshot) -> dict[str, object]:
         "accept_length": mean_accept_length(snapshot),
         "accept_rate": snapshot.num_accepted_tokens / num_drafted if num_drafted else 0.0,
         **_snapshot_fields(snapshot),
+    }
+
+
+def _internal_state(snapshot: EngineSnapshot) -> dict[str, object]:
+    """Return the fields of SGLang's scheduler state that its benchmark reads."""
+    return {"avg_spec_accept_length": mean_accept_length(snapshot)}
+
+
+def _load(snapshot: EngineSnapshot) -> dict[str, object]:
+    usage = snapshot.num_used_pages / snapshot.num_pages if snapshot.num_pages else 0.0
+    return {
+        "dp_rank": 0,
+        "num_running_reqs": snapshot.num_running,
+        "num_waiting_reqs": snapshot.num_waiting,
+        "num_total_reqs": snapshot.num_running + snapshot.num_waiting,
+        "token_usage": usage,
     }
 
 

@@ -125,6 +125,11 @@ class ObservabilitySection(Section):
         True,
         description="Log one line for each request: ids, status, counts and times, without text.",
     )
+    metric_aliases: bool = Field(
+        False,
+        description="Also export the counters of speculation under vLLM's own names "
+        "(vllm:spec_decode_*), which its benchmark reads.",
+    )
     otlp_endpoint: Text | None = Field(
         None,
         description="OpenTelemetry collector for a trace of each request, such as "

@@ -10,7 +10,6 @@ from server.text.content_tokens import ChatInput, ContentTokens
 from server.text.detokenizer import ByteDecoder, Decoder, WindowDecoder
 from server.text.token_bytes import ByteLevelTokens, TokenTexts, TokenTokenizer
 
-_NEW_TURN = {"add_generation_prompt": True}
 _KNOWN_MESSAGE = "a message that is known"
 _NO_LIMIT = 10**30  # as in transformers
 
@@ -28,6 +27,7 @@ class ChatExtras:
     tools: Sequence[Mapping[str, Any]] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_final_message: bool = False  # the output continues the assistant's last message
+    add_generation_prompt: bool = True  # the prompt ends with the start of the assistant's turn
 
 
 NO_EXTRAS = ChatExtras()
@@ -138,8 +138,7 @@ class TextCodec:
             "tools": [dict(tool) for tool in extras.tools] or None,
             **extras.template_kwargs,
         }
-        turn = {"continue_final_message": True} if extras.continue_final_message else _NEW_TURN
-        render = partial(self._render, turn)
+        render = partial(self._render, _ending(extras))
         if special_tokens_in_content or not self._content_tokens.are_in(chat):
             return self.encode(render(chat), add_special_tokens=False)
         if not self._content_tokens.can_encode:
@@ -160,6 +159,15 @@ class TextCodec:
         except Exception as error:  # a template may raise anything
             raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
         return text
+
+    def description(self) -> dict[str, object]:
+        """Return what clients need to use the tokenizer: its class, template and special tokens."""
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        return {
+            "tokenizer_class": type(self._tokenizer).__name__,
+            "chat_template": self.chat_template or None,
+            **{name: getattr(self._tokenizer, name, None) for name in names},
+        }
 
     def user_turn(self) -> tuple[list[int], frozenset[int]]:
         """Return the tokens before a first user message, and the special tokens that may end it.
@@ -225,3 +233,10 @@ class TextCodec:
             decode=lambda ids: self.decode(ids, skip_special_tokens=skips_in_tokenizer),
             skips=lambda token_id: token_id in skipped or token_id >= self._num_ids,
         )
+
+
+def _ending(extras: ChatExtras) -> dict[str, bool]:
+    """Return the template's options for the end of the prompt."""
+    if extras.continue_final_message:
+        return {"continue_final_message": True}
+    return {"add_generation_prompt": True} if extras.add_generation_prompt else {}

@@ -22,6 +22,7 @@ def native_routes(
     input_processor: InputProcessor,
     text: TextCodec,
     max_len: int,
+    served_name: str,
 ) -> APIRouter:
     """Create the routes. max_len: context length in tokens, reported by /tokenize."""
     router = APIRouter()
@@ -57,14 +58,52 @@ def native_routes(
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> dict[str, object]:
+        """Return the tokens of a text, of each text of a list, or of messages."""
         name = next(n for n in ("text", "prompt", "messages") if getattr(body, n) is not None)
-        tokens = await input_processor.encode(
-            getattr(body, name),
-            field=FieldNames(name),
-            add_special_tokens=body.add_special_tokens,
-            extras=ChatExtras(template_kwargs=body.chat_template_kwargs or {}),
+        value = getattr(body, name)
+        is_list = isinstance(value, list) and name != "messages"
+        extras = ChatExtras(
+            template_kwargs=body.chat_template_kwargs or {},
+            continue_final_message=body.continue_final_message,
+            add_generation_prompt=body.add_generation_prompt,
         )
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": max_len}
+        tokens = [
+            await input_processor.encode(
+                each,
+                field=FieldNames(f"{name}.{i}" if is_list else name),
+                add_special_tokens=body.add_special_tokens is not False,
+                extras=extras,
+            )
+            for i, each in enumerate(value if is_list else [value])
+        ]
+        counts = [len(ids) for ids in tokens]
+        strings = [[text.tokens.text(i) for i in ids] for ids in tokens]
+        return {
+            "tokens": tokens if is_list else tokens[0],
+            "count": counts if is_list else counts[0],
+            "max_model_len": max_len,
+            **(
+                {"token_strs": strings if is_list else strings[0]} if body.return_token_strs else {}
+            ),
+        }
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, object]:
+        """Return the tokenizer's class, chat template and special tokens, as vLLM does."""
+        return text.description()
+
+    @router.get("/get_model_info")
+    @router.get("/model_info")
+    async def model_info() -> dict[str, object]:
+        """Describe the model under SGLang's names."""
+        return {
+            "model_path": served_name,
+            "tokenizer_path": served_name,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "has_image_understanding": False,
+            "has_audio_understanding": False,
+        }
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> dict[str, object]:

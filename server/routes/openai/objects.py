@@ -137,6 +137,7 @@ class ResponseBuilder:
         }
         if finish is not None:
             choice["stop_reason"] = self._stop_reason(index, finish.matched)
+            choice["matched_stop"] = finish.matched  # SGLang's name, with the end of text too
             if self._with_speculation:
                 choice["speculation"] = speculation_of(finish.speculation)
         return choice

@@ -108,7 +108,12 @@ def openai_routes(
             body.messages,
             body,
             names=_names("chatcmpl", request.state.request_id, None),
-            extras=ChatExtras(tools=body.template_tools, template_kwargs=body.template_kwargs),
+            extras=ChatExtras(
+                tools=body.template_tools,
+                template_kwargs=body.template_kwargs,
+                continue_final_message=bool(body.continue_final_message),
+                add_generation_prompt=body.add_generation_prompt is not False,
+            ),
             tool_choice=body.tool_choice_mode(),
             logprobs=body.logprob_options(),
         )
