@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from server.http.auth import KeyRing
 from server.http.timeouts import TimeLimits
@@ -27,7 +28,8 @@ class ServerOptions:
     # Defaults of sampling fields, usually from the model's generation_config.json. Names as in
     # NEUTRAL_SAMPLING, which has the values of missing ones.
     default_sampling: Mapping[str, float] = field(default_factory=dict)
-    default_max_tokens: int | None = None  # None: what fits the context
+    # Limit of a request without one; auto: the route's own; fit: what fits the context.
+    default_max_tokens: int | Literal["auto", "fit"] = "auto"
     max_tokens_cap: int | None = None  # upper limit of a request; None: what fits the context
     responses_store: int = 1000  # responses kept for each key; 0: none
     keys: KeyRing = field(default_factory=KeyRing)

@@ -23,7 +23,7 @@ def server_options(settings: Settings, config: EngineConfig, *, keys: KeyRing) -
         served_name=served_name(settings),
         config=public_values(settings),
         default_sampling=sampling,
-        default_max_tokens=count_or_none(server.default_max_tokens),
+        default_max_tokens=server.default_max_tokens,
         max_tokens_cap=count_or_none(server.max_tokens_cap),
         responses_store=server.responses_store,
         keys=keys,

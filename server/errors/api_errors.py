@@ -75,6 +75,7 @@ class Failure:
     message: str
     param: str | None = None
     code: str | None = None
+    details: Mapping[str, object] | None = None  # in Anthropic's body alone
 
     @property
     def body(self) -> dict[str, object]:
@@ -94,7 +95,10 @@ class Failure:
         kind = _ANTHROPIC_TYPES.get(self.status)
         if kind is None:
             kind = "invalid_request_error" if self.status < 500 else "api_error"
-        return {"type": "error", "error": {"type": kind, "message": self.message}}
+        error: dict[str, object] = {"type": kind, "message": self.message}
+        if self.details is not None:
+            error["details"] = self.details
+        return {"type": "error", "error": error}
 
     def response(self, path: str, headers: Mapping[str, str] | None = None) -> Response:
         """Return the response in the shape of the path's API."""
@@ -117,9 +121,10 @@ class ApiError(Exception):
         status: int = 400,
         param: str | None = None,
         code: str = "invalid_value",
+        details: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(message)
-        self.failure = Failure(status, message, param, code)
+        self.failure = Failure(status, message, param, code, details)
 
 
 class ClientDisconnected(Exception):

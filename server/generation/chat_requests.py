@@ -8,7 +8,7 @@ from server.generation.input_processor import FieldNames, InputProcessor, Tokeni
 from server.parsers.chat_parser import ChatParser
 from server.parsers.message_parts import NewParser
 from server.protocol.common import Message, SamplingFields
-from server.protocol.engine_options import LogprobOptions
+from server.protocol.engine_options import LogprobOptions, ReasoningRequest
 from server.protocol.tools import ToolChoiceMode
 from server.text.tokenizer import ChatExtras
 
@@ -27,6 +27,10 @@ class ChatProcessor:
     def __init__(self, *, input_processor: InputProcessor, parser: ChatParser) -> None:
         self._input_processor = input_processor
         self._parser = parser
+
+    def reasoning_kwargs(self, request: ReasoningRequest | None) -> dict[str, object]:
+        """Return the chat template's variables. Raises ApiError without a reasoning parser."""
+        return self._parser.reasoning_kwargs(request)
 
     async def count_tokens(self, messages: Sequence[Message], extras: ChatExtras) -> int:
         """Count the prompt's tokens. Raises ApiError."""
@@ -66,7 +70,9 @@ class ChatProcessor:
         )
         tokenized = await self._input_processor.with_grammar(tokenized, grammar)
         new_parser = self._parser.new_parser(
-            tools=[_name_of(tool) for tool in extras.tools], prompt_ids=tokenized.prompt_ids
+            tools=[_name_of(tool) for tool in extras.tools],
+            prompt_ids=tokenized.prompt_ids,
+            is_required=tool_choice is not None and tool_choice.is_required,
         )
         return ChatRequest(tokenized, new_parser)
 

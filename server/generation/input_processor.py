@@ -179,7 +179,9 @@ class InputProcessor:
         if requested == 0:
             return 1  # the engine computes a prompt to its first output token
         if requested is None:
-            limits = (room, cap, self._options.default_max_tokens)
+            default = self._options.default_max_tokens
+            own = fields.default_limit if default == "auto" else None
+            limits = (room, cap, own if isinstance(default, str) else default)
             return min(limit for limit in limits if limit is not None)
         param = field.sampling_prefix + name
         if cap is not None and requested > cap:
@@ -204,8 +206,9 @@ class InputProcessor:
         field: FieldNames,
         logprobs: LogprobOptions | None,
     ) -> EngineSamplingParams:
-        stop_token_ids = fields.stop_token_ids or []
-        self.check_vocabulary(stop_token_ids, param=f"{field.sampling_prefix}stop_token_ids")
+        # An id outside the vocabulary is never generated: clients send one list to many models.
+        vocab_size = self._info.vocab_size
+        stop_token_ids = [i for i in fields.stop_token_ids or [] if i < vocab_size]
         options = fields.engine_options()
         self.check_vocabulary(
             [token_id for token_id, _ in options.logit_bias],

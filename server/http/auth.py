@@ -51,7 +51,9 @@ class ApiKeys:
         state = scope.setdefault("state", {})
         state["is_admin"] = has_admin_key or not self._admins
         state["has_key"] = has_admin_key or has_caller_key
-        state["owner"] = _digest([k for k in self._admins + self._callers if _is_one_of(given, [k])])
+        state["owner"] = _digest(
+            [k for k in self._admins + self._callers if _is_one_of(given, [k])]
+        )
         await self._app(scope, receive, send)
 
 

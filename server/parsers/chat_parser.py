@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from server.errors.api_errors import ApiError
-from server.parsers.message_parts import NewParser, Parser, PlainTextParser
+from server.parsers.message_parts import CallsOnly, NewParser, Parser, PlainTextParser
 from server.parsers.reasoning import CLOSE, OPEN, ReasoningParser
 from server.parsers.tool_calls import TAGS, ToolFormat, format_of_template, tool_parser
+from server.protocol.engine_options import ReasoningRequest
 from server.protocol.tools import OfferedTool, ToolChoiceMode
 from server.structured_output.grammar_spec import GrammarSpec
 from server.structured_output.output_grammar import (
@@ -50,6 +51,19 @@ class ChatParser:
             return
         raise ApiError(
             f"'tools' is not supported here: {reason}", param="tools", code="unsupported_field"
+        )
+
+    def reasoning_kwargs(self, request: ReasoningRequest | None) -> dict[str, object]:
+        """Return the template's variables. Raises ApiError for reasoning that is not parsed."""
+        if request is None:
+            return {}
+        if self._has_reasoning or not request.is_on:
+            return request.template_kwargs()
+        raise ApiError(
+            f"'{request.field}' is not supported here: this server separates no reasoning; set "
+            "model.reasoning_parser",
+            param=request.field,
+            code="unsupported_field",
         )
 
     def kept_ids(self, *, has_tools: bool) -> frozenset[int]:
@@ -113,8 +127,13 @@ class ChatParser:
     def _tag(self, text: str) -> Tag:
         return Tag(text, self._text.special_id(text))
 
-    def new_parser(self, *, tools: Sequence[str], prompt_ids: Sequence[int]) -> NewParser:
-        """Return a factory of parsers, one per choice. tools: names of the offered tools."""
+    def new_parser(
+        self, *, tools: Sequence[str], prompt_ids: Sequence[int], is_required: bool = False
+    ) -> NewParser:
+        """Return a factory of parsers, one per choice. tools: names of the offered tools.
+
+        is_required: the output has calls alone.
+        """
         names, is_open = (
             frozenset(tools),
             self._has_reasoning and self._ends_in_open_tag(prompt_ids),
@@ -124,6 +143,7 @@ class ChatParser:
             rest: Parser = PlainTextParser()
             if names and self._format is not None:
                 rest = tool_parser(self._format, names)
+                rest = CallsOnly(rest) if is_required else rest
             return ReasoningParser(rest=rest, is_open=is_open) if self._has_reasoning else rest
 
         return make

@@ -56,6 +56,23 @@ class PlainTextParser:
         return []
 
 
+class CallsOnly:
+    """Drops content next to required calls: the marks of a call that its limit cut off."""
+
+    def __init__(self, parser: Parser) -> None:
+        self._parser = parser
+
+    def push(self, text: str) -> list[Part]:
+        return _without_content(self._parser.push(text))
+
+    def flush(self) -> list[Part]:
+        return _without_content(self._parser.flush())
+
+
+def _without_content(parts: Iterable[Part]) -> list[Part]:
+    return [part for part in parts if not isinstance(part, Content)]
+
+
 def content_parts(text: str) -> list[Part]:
     return [Content(text)] if text else []
 

@@ -9,7 +9,10 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from server.errors.validation_errors import field_error
 from server.protocol.base import Body, Text
 from server.protocol.common import Message, SamplingFields, TextPart
+from server.protocol.engine_options import ReasoningRequest
+from server.protocol.structured_output import grammar_of
 from server.protocol.tools import OfferedTool, ToolChoiceMode, ToolName, tool_choice_of
+from server.structured_output.grammar_spec import GrammarSpec
 
 _NO_EFFECT = frozenset({"cache_control", "metadata", "service_tier"})
 
@@ -100,7 +103,7 @@ Block = Annotated[
 class Turn(Body):
     """One message of the user or the assistant."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Annotated[
         Annotated[Text, Tag("<text>")] | Annotated[list[Block], Tag("<blocks>")],
         _content("text blocks"),
@@ -170,18 +173,37 @@ class ToolChoice(Body):
         return self
 
 
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+    ALIASES: ClassVar[frozenset[str]] = frozenset({"schema"})
+
+
+class OutputConfig(Body):
+    format: OutputFormat | None = None
+    effort: Text | None = None  # of reasoning
+
+    UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {"task_budget": ()}
+
+
+class Thinking(Body):
+    """Whether the model reasons. The budget and the display have no effect."""
+
+    IGNORED = frozenset({"budget_tokens", "display"})
+
+    type: Literal["enabled", "adaptive", "disabled"]
+
+
 class CountBody(Body):
     """A prompt whose tokens are counted."""
 
     IGNORED = _NO_EFFECT
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "thinking": ({"type": "disabled"},),
         "container": (),
-        "thread": (),
-        "context_management": (),
+        "context_management": ({"edits": []},),
         "mcp_servers": ([],),
-        "output_config": (),
-        "output_format": (),
+        "speed": ("standard",),
     }
 
     model: str
@@ -189,6 +211,20 @@ class CountBody(Body):
     system: Content | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # the earlier name of output_config.format
+    thread: dict[str, Any] | None = None  # never served; refused in the form that clients know
+
+    def reasoning(self) -> ReasoningRequest | None:
+        """Return what the request says about reasoning; None if nothing."""
+        thinking = self.thinking.type if self.thinking is not None else None
+        effort = self.output_config.effort if self.output_config is not None else None
+        if effort is not None:
+            return ReasoningRequest("output_config.effort", effort, thinking != "disabled")
+        if thinking is not None:
+            return ReasoningRequest("thinking", None, thinking != "disabled")
+        return None
 
     @property
     def template_tools(self) -> list[dict[str, Any]]:
@@ -266,6 +302,23 @@ class MessagesBody(CountBody, SamplingFields):
 
     def token_limit(self) -> tuple[str, int | None]:
         return "max_tokens", self.max_tokens
+
+    def grammar_spec(self, prefix: str = "") -> GrammarSpec | None:
+        if self.output_config is not None and self.output_config.format is not None:
+            return grammar_of(
+                "json_schema", "output_config.format.schema", self.output_config.format.schema_
+            )
+        if self.output_format is not None:
+            return grammar_of("json_schema", "output_format.schema", self.output_format.schema_)
+        return None
+
+    @model_validator(mode="after")
+    def _format_is_a_grammar(self) -> Self:
+        try:
+            self.grammar_spec()
+        except ValueError as error:
+            raise field_error("grammar", "output_config.format.schema", str(error)) from error
+        return self
 
 
 def _joined(content: str | list[TextBlock]) -> str:

@@ -3,7 +3,8 @@
 import json
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar
+from functools import cache
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
@@ -12,7 +13,7 @@ from server.errors.validation_errors import field_error, quote
 
 
 class Body(BaseModel):
-    """A JSON object with exact types: "5" is no number and 1 is no boolean.
+    """A JSON object with exact types: "5" is no number and 1 is no boolean, but 4.0 is 4.
 
     UNSERVED maps fields that this server does not serve to their neutral values. Null and these
     values are accepted, others are refused. IGNORED fields do not affect the output and accept any
@@ -34,7 +35,9 @@ class Body(BaseModel):
             return data
         kept = {}
         for name, value in data.items():
-            if name in cls.model_fields or name in cls.ALIASES:
+            if name in cls._integer_fields():
+                kept[name] = _as_integers(value)
+            elif name in cls.model_fields or name in cls.ALIASES:
                 kept[name] = value
             elif name in cls.UNSERVED:
                 check_neutral(name, value, cls.UNSERVED[name])
@@ -43,11 +46,35 @@ class Body(BaseModel):
         return kept
 
     @classmethod
+    @cache
+    def _integer_fields(cls) -> frozenset[str]:
+        """Return the names of the fields whose numbers are integers."""
+        kinds = {name: _leaves(field.annotation) for name, field in cls.model_fields.items()}
+        return frozenset(
+            name for name, found in kinds.items() if int in found and float not in found
+        )
+
+    @classmethod
     def _unknown_field(cls, name: str) -> PydanticCustomError:
         served = list(cls.model_fields)
         nearest = cls.ELSEWHERE.get(name) or get_close_matches(name, served, n=1, cutoff=0.0)[0]
         message = f"is an unknown field; the nearest valid name is '{nearest}'"
         return field_error("unknown_field", quote(name)[1:-1], message)
+
+
+def _leaves(annotation: Any) -> set[Any]:
+    """Return the types that an annotation is made of."""
+    parts = get_args(annotation)
+    return {annotation} if not parts else set().union(*map(_leaves, parts))
+
+
+def _as_integers(value: object) -> object:
+    """Return floats without a fraction as integers: clients of languages without them send 4.0."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list) and any(isinstance(item, float | list) for item in value):
+        return [_as_integers(item) for item in value]
+    return value
 
 
 def check_neutral(name: str, value: object, neutral: tuple[object, ...]) -> None:

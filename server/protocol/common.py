@@ -204,6 +204,14 @@ class SamplingFields(Body):
         """Return the grammar of the output. prefix: path of the object with the grammar fields."""
         return None
 
+    @property
+    def default_limit(self) -> int | None:
+        """Output tokens of a request without a limit, as in the API's own servers.
+
+        None is what fits the context.
+        """
+        return None
+
     def token_limit(self) -> tuple[str, int | None]:
         """Return the name and value of the field that limits the output's tokens."""
         raise NotImplementedError

@@ -43,6 +43,10 @@ class SamplingBody(OptionFields):
         return "max_new_tokens", self.max_new_tokens
 
     @property
+    def default_limit(self) -> int | None:
+        return 128
+
+    @property
     def keeps_stop(self) -> bool:
         return bool(self.no_stop_trim)
 

@@ -1,13 +1,13 @@
 """Defines the bodies of the OpenAI routes."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self, cast
+from typing import Annotated, ClassVar, Self, cast
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from engine import MAX_TOP_LOGPROBS
 from server.errors.validation_errors import field_error
-from server.protocol.base import Body, check_neutral
+from server.protocol.base import Body, Text
 from server.protocol.common import (
     MAX_PROMPTS,
     Messages,
@@ -140,6 +140,10 @@ class CompletionBody(OpenAIBody):
             return None
         return LogprobOptions(self.logprobs, 0 if self.echo else None)
 
+    @property
+    def default_limit(self) -> int | None:
+        return 16
+
     @model_validator(mode="after")
     def _no_tokens_need_echo(self) -> Self:
         if self.max_tokens == 0 and not self.echo:
@@ -170,13 +174,7 @@ class ChatBody(OpenAIBody, ToolFields):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     max_completion_tokens: int | None = Field(None, ge=1)
     chat_template_kwargs: TemplateKwargs | None = None
-    reasoning_effort: Any = None  # "none" turns thinking off in templates that can
-
-    @property
-    def template_kwargs(self) -> dict[str, Any]:
-        """The arguments of the chat template."""
-        effort = {} if self.reasoning_effort is None else {"enable_thinking": False}
-        return {**effort, **(self.chat_template_kwargs or {})}
+    reasoning_effort: Text | None = None
     add_generation_prompt: bool | None = None  # by default true, unless a message is continued
     continue_final_message: bool | None = None  # the output continues the assistant's message
 
@@ -192,11 +190,6 @@ class ChatBody(OpenAIBody, ToolFields):
 
     def logprob_options(self) -> LogprobOptions | None:
         return LogprobOptions(self.top_logprobs or 0) if self.logprobs else None
-
-    @model_validator(mode="after")
-    def _reasoning_effort_is_none(self) -> Self:
-        check_neutral("reasoning_effort", self.reasoning_effort, ("none",))
-        return self
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> Self:

@@ -9,7 +9,7 @@ from engine import MAX_TOP_LOGPROBS
 from server.errors.validation_errors import field_error
 from server.protocol.base import Body, Text
 from server.protocol.common import Message, Prompt, SamplingFields, TemplateKwargs
-from server.protocol.engine_options import LogprobOptions
+from server.protocol.engine_options import LogprobOptions, ReasoningRequest, effort_of
 from server.protocol.structured_output import grammar_of
 from server.protocol.tools import (
     CalledFunction,
@@ -248,6 +248,10 @@ class ResponsesBody(SamplingFields):
         if self.top_logprobs is None and LOGPROBS not in (self.include or []):
             return None
         return LogprobOptions(self.top_logprobs or 0)
+
+    def reasoning_request(self) -> ReasoningRequest | None:
+        effort = self.reasoning.effort if self.reasoning is not None else None
+        return effort_of("reasoning.effort", effort)
 
     def items(self) -> list[Item]:
         """Return the input as items; a string is a message of the user."""

@@ -9,7 +9,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.errors.api_errors import CLIENT_CLOSED, ClientDisconnected, failure_of
+from server.errors.api_errors import CLIENT_CLOSED, ApiError, ClientDisconnected, failure_of
 from server.generation.delta_queue import KeepAlive
 from server.generation.deltas import Delta
 from server.generation.generator import DeltaBatch, DeltaStream
@@ -115,7 +115,9 @@ class EventStream(Response):
         except Exception as error:
             failure = failure_of(error)
             state["status"] = failure.status
-            if failure.status >= 500:
+            if isinstance(error, ApiError):
+                logger.warning("path=%s: the stream ended early: %s", path, failure.message)
+            elif failure.status >= 500:
                 logger.error("path=%s: the stream failed", path, exc_info=error)
             await _send(send, self._encoded(self._dialect.errors(failure)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -63,10 +63,11 @@ class ServerSection(Section):
     max_body_bytes: Annotated[int, Field(ge=1)] = Field(
         8 << 20, description="Largest request body, in bytes."
     )
-    default_max_tokens: AutoOrCount = Field(
+    default_max_tokens: Literal["auto", "fit"] | Annotated[int, Field(ge=1)] = Field(
         "auto",
-        description="Most output tokens of a request without a limit; auto is the rest of the "
-        "context.",
+        description="Most output tokens of a request without a limit; auto is 16 on "
+        "/v1/completions, 128 on /generate and the rest of the context elsewhere; fit is the rest "
+        "of the context everywhere.",
     )
     max_tokens_cap: AutoOrCount = Field(
         "auto", description="Highest limit of a request; auto is the rest of the context."

@@ -13,6 +13,7 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import is_lark_syntax
 
+from server.structured_output.ascii_classes import ascii_classes, ascii_lark
 from server.structured_output.gbnf import lark_of_gbnf
 from server.structured_output.grammar_spec import GrammarKind
 from server.structured_output.json_schema import (
@@ -46,9 +47,9 @@ def _part(kind: GrammarKind, text: str) -> dict[str, Any]:
         case "json_schema":
             return {"json_schema": _schema(json.loads(text))}
         case "regex":
-            return _first(LLMatcher.grammar_from_regex(text))
+            return _first(LLMatcher.grammar_from_regex(ascii_classes(text)))
         case "ebnf":
-            return {"lark_grammar": _lark(text)}
+            return {"lark_grammar": ascii_lark(_lark(text))}
         case "choice":
             choices = " | ".join(json.dumps(choice) for choice in json.loads(text))
             return {"lark_grammar": f"start: {choices}\n"}

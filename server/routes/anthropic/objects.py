@@ -18,6 +18,19 @@ from server.parsers.message_parts import (
 )
 
 
+def anthropic_model(name: str, max_len: int) -> dict[str, object]:
+    """Return the served model in Anthropic's shape. It has no release date."""
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",
+        "lifecycle": "active",
+        "max_input_tokens": max_len,
+        "max_tokens": max_len,
+    }
+
+
 class MessageBuilder:
     """Builds the message of one request."""
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.errors.api_errors import ANTHROPIC_PATH
+from server.errors.api_errors import ANTHROPIC_PATH, ApiError
 from server.generation.chat_requests import ChatProcessor
 from server.generation.deltas import CompletionOutput
 from server.parsers.message_parts import parse_complete
@@ -27,15 +27,23 @@ def anthropic_routes(
     """Create the routes."""
     router = APIRouter(prefix=ANTHROPIC_PATH, responses=ANTHROPIC_ERRORS)
 
+    def extras(body: CountBody) -> ChatExtras:
+        return ChatExtras(
+            tools=body.template_tools,
+            template_kwargs=chats.reasoning_kwargs(body.reasoning()),
+            continue_final_message=body.continue_final_message,
+        )
+
     @router.post("", response_model=None, responses=COMPLETION)
     async def messages(body: MessagesBody, request: Request) -> Response:
+        _check_thread(body)
         check_model(body.model, served_name)
         message_id = f"msg_{request.state.request_id}"
         chat = await chats.tokenize(
             body.chat(),
             body,
             names=(message_id, request.state.request_id),
-            extras=_extras(body),
+            extras=extras(body),
             tool_choice=body.tool_choice_mode(),
         )
         tokenized, new_parser = chat.tokenized, chat.new_parser
@@ -53,10 +61,17 @@ def anthropic_routes(
     @router.post("/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:
         check_model(body.model, served_name)
-        return {"input_tokens": await chats.count_tokens(body.chat(), _extras(body))}
+        return {"input_tokens": await chats.count_tokens(body.chat(), extras(body))}
 
     return router
 
 
-def _extras(body: CountBody) -> ChatExtras:
-    return ChatExtras(tools=body.template_tools, continue_final_message=body.continue_final_message)
+def _check_thread(body: CountBody) -> None:
+    """Refuse a thread in the form on which the SDK's tool runner sends the whole conversation."""
+    if body.thread is not None:
+        raise ApiError(
+            "'thread' is not supported: this server keeps no conversations; send all messages",
+            param="thread",
+            code="unsupported_field",
+            details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+        )

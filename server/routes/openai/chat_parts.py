@@ -38,7 +38,8 @@ class ChatDeltas:
                 index, self._num_calls = self._num_calls, self._num_calls + 1
                 begin = {"index": index, **_call(name, "")}
                 rest = {"index": index, "function": {"arguments": arguments}}
-                return [{"tool_calls": [begin]}, {"tool_calls": [rest]}]
+                first: dict[str, object] = {} if index else {"content": None}
+                return [{**first, "tool_calls": [begin]}, {"tool_calls": [rest]}]
 
 
 def _call(name: str, arguments: str) -> dict[str, object]:

@@ -36,7 +36,7 @@ class ChoiceLogprobs:
 
     def of(self, output: CompletionOutput | Delta) -> Mapping[str, object] | None:
         """Return the log probabilities of new tokens; None without any, or if not requested."""
-        if self._options is None or not output.token_ids:
+        if self._options is None or not (output.token_ids or output.prompt_logprobs):
             return None
         if self._is_chat:
             return self._serializer.chat(output.logprobs)

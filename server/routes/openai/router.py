@@ -15,9 +15,11 @@ from server.generation.input_processor import (
     check_num_choices,
 )
 from server.parsers.message_parts import NewParser, PlainTextParser
+from server.protocol.engine_options import effort_of
 from server.protocol.model_name import check_model, unknown_model
 from server.protocol.openai import ChatBody, CompletionBody, OpenAIBody
 from server.routes import openapi_errors
+from server.routes.anthropic.objects import anthropic_model
 from server.routes.logprobs import LogprobSerializer
 from server.routes.openai.logprobs import ChoiceLogprobs
 from server.routes.openai.objects import CHAT, COMPLETION, Api, OpenAIEncoder, ResponseBuilder
@@ -110,7 +112,10 @@ def openai_routes(
             names=_names("chatcmpl", request.state.request_id, None),
             extras=ChatExtras(
                 tools=body.template_tools,
-                template_kwargs=body.template_kwargs,
+                template_kwargs={
+                    **chats.reasoning_kwargs(effort_of("reasoning_effort", body.reasoning_effort)),
+                    **(body.chat_template_kwargs or {}),
+                },
                 continue_final_message=bool(body.continue_final_message),
                 add_generation_prompt=body.add_generation_prompt is not False,
             ),
@@ -121,16 +126,25 @@ def openai_routes(
         return await respond(request, body, choices, CHAT, chat.new_parser)
 
     @router.get("/models")
-    async def models() -> dict[str, object]:
+    async def models(request: Request) -> dict[str, object]:
+        """List the served model; in Anthropic's shape for its client."""
+        if _is_anthropic(request):
+            entry = anthropic_model(served_name, max_len)
+            first_last = {"first_id": served_name, "last_id": served_name, "has_more": False}
+            return {"data": [entry], **first_last}
         return {"object": "list", "data": [model]}
 
     @router.get("/models/{name:path}")
-    async def one_model(name: str) -> dict[str, object]:
+    async def one_model(name: str, request: Request) -> dict[str, object]:
         if name != served_name:
             raise unknown_model(name, served_name)
-        return model
+        return anthropic_model(served_name, max_len) if _is_anthropic(request) else model
 
     return router
+
+
+def _is_anthropic(request: Request) -> bool:
+    return "anthropic-version" in request.headers
 
 
 def _names(kind: str, request_id: str, index: int | None) -> tuple[str, ...]:

@@ -56,7 +56,11 @@ def responses_routes(
             body,
             names=(response_id, request.state.request_id),
             extras=ChatExtras(
-                tools=tools.template_tools, template_kwargs=body.chat_template_kwargs or {}
+                tools=tools.template_tools,
+                template_kwargs={
+                    **chats.reasoning_kwargs(body.reasoning_request()),
+                    **(body.chat_template_kwargs or {}),
+                },
             ),
             tool_choice=tools.tool_choice_mode(),
             logprobs=body.logprob_options(),

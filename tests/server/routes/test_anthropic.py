@@ -5,6 +5,7 @@ from typing import Any
 
 import anthropic
 import pytest
+from pydantic import BaseModel
 
 from engine import EngineBusy, EngineDead, EngineDraining
 from server.http.auth import KeyRing
@@ -144,12 +145,13 @@ def test_an_invalid_field_has_anthropics_error_shape(connect: Connect, path: str
     image = {"type": "image", "source": {}}
     for change, words in (
         ({"messages": []}, ["'messages'", "empty"]),
-        ({"messages": [{"role": "system", "content": "x"}]}, ["'user' or 'assistant'"]),
+        ({"messages": [{"role": "tool", "content": "x"}]}, ["'user', 'assistant' or 'system'"]),
         ({"messages": [{**USER, "content": [image]}]}, ["messages.0.content.0"]),
         ({"messages": [{**USER, "content": 5}]}, ["a string or a list of text blocks"]),
         ({"messages": [USER, {"role": "assistant", "content": " "}]}, ["messages.1.content"]),
         ({"model": "claude"}, ["not served"]),
-        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, ["'thinking' is not supported"]),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, ["model.reasoning_parser"]),
+        ({"output_config": {"effort": "low"}}, ["'output_config.effort'", "reasoning_parser"]),
         ({"colour": 1}, ["'colour' is an unknown field"]),
     ):
         body = {"model": "tiny", "messages": [USER], **change}
@@ -327,3 +329,64 @@ def test_invalid_tool_fields_are_refused(
     connect: Connect, change: dict[str, Any], word: str
 ) -> None:
     assert word in _error(connect().post("/v1/messages", json={**BODY, **change}), 400)["message"]
+
+
+def test_the_clients_parse_helper_returns_an_object() -> None:
+    class Sum(BaseModel):
+        total: int
+
+    engine = FakeEngine('{"total": 3}')
+    with served(app_with(engine)) as address, _client(address) as client:
+        message = client.messages.parse(**BODY, output_format=Sum)
+        assert message.parsed_output == Sum(total=3)
+    assert engine.requests[0].token_mask is not None
+
+
+def test_reasoning_fields_reach_the_template_with_a_reasoning_parser(connect: Connect) -> None:
+    client = connect(FakeEngine(), reasoning_parser="think")
+    for fields in (
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"thinking": {"type": "adaptive"}},
+        {"thinking": {"type": "disabled"}},
+        {"output_config": {"effort": "low"}},
+    ):
+        response = client.post("/v1/messages", json={**BODY, **fields})
+        assert response.status_code == 200, response.text
+
+
+def test_values_that_change_nothing_are_accepted(connect: Connect) -> None:
+    fields = {
+        "context_management": {"edits": []},
+        "speed": "standard",
+        "thinking": {"type": "disabled"},
+        "max_tokens": 5.0,
+    }
+    assert connect().post("/v1/messages", json={**BODY, **fields}).status_code == 200
+
+
+def test_a_system_message_may_stand_in_the_list(connect: Connect) -> None:
+    engine = FakeEngine()
+    messages = [{"role": "system", "content": "be brief"}, USER]
+    response = connect(engine).post("/v1/messages", json={**BODY, "messages": messages})
+    assert response.status_code == 200, response.text
+    assert bytes(i for i in engine.requests[0].prompt_ids if i != BOS).startswith(b"system: be")
+
+
+def test_a_thread_is_refused_in_the_form_that_the_tool_runner_falls_back_on(
+    connect: Connect,
+) -> None:
+    response = connect().post("/v1/messages", json={**BODY, "thread": {"type": "new"}})
+    assert response.status_code == 400
+    details = response.json()["error"]["details"]
+    assert details == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+def test_models_have_the_clients_shape(client: anthropic.Anthropic) -> None:
+    (model,) = client.models.list().data
+    assert (model.id, model.type) == ("tiny", "model")
+    assert client.models.retrieve("tiny").display_name == "tiny"
+
+
+def test_batches_are_not_found(client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="no route /v1/messages/batches"):
+        client.messages.batches.list()

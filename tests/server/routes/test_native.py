@@ -119,7 +119,9 @@ def test_a_large_top_k_is_off_and_a_tiny_temperature_is_greedy(
 @pytest.mark.parametrize(
     ("options", "limit"),
     [
+        ({"max_len": 500}, 128),
         ({}, 97),
+        ({"default_max_tokens": "fit", "max_len": 500}, 497),
         ({"default_max_tokens": 16}, 16),
         ({"default_max_tokens": 5000}, 97),
         ({"max_tokens_cap": 20}, 20),
@@ -127,9 +129,9 @@ def test_a_large_top_k_is_off_and_a_tiny_temperature_is_greedy(
     ],
 )
 def test_a_request_without_max_new_tokens_gets_the_smallest_limit(
-    connect: Connect, options: dict[str, int], limit: int
+    connect: Connect, options: dict[str, Any], limit: int
 ) -> None:
-    engine = FakeEngine(max_len=100)
+    engine = FakeEngine(max_len=options.pop("max_len", 100))
     connect(engine, **options).post("/generate", json={"text": "hi"})
     assert engine.requests[0].params.max_new_tokens == limit
 

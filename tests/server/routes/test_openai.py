@@ -78,7 +78,7 @@ def test_a_stop_is_excluded_from_text_and_named(client: openai.OpenAI) -> None:
     completion = client.completions.create(model="tiny", prompt="one, two", stop=["!", ", "])
     assert completion.choices[0].text == "one"
     assert completion.choices[0].finish_reason == "stop"
-    assert completion.choices[0].model_extra == {"stop_reason": ", "}
+    assert completion.choices[0].model_extra == {"stop_reason": ", ", "matched_stop": ", "}
 
 
 @pytest.mark.parametrize(
@@ -253,6 +253,7 @@ def test_extra_sampling_fields_are_top_level(connect: Connect) -> None:
         "logprobs": None,
         "finish_reason": "stop",
         "stop_reason": 104,
+        "matched_stop": 104,
     }
 
 
