@@ -23,7 +23,7 @@ define install
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-page check fix verify bench docs clean
+.PHONY: help setup serve test test-page test-clients check fix verify bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -64,6 +64,9 @@ $(PAGE): $(TESTS)
 test-page: $(PAGE) ## the playground in a browser; installs Debian's chromium if there is none
 	@command -v $(CHROMIUM) >/dev/null || { apt-get update -q && apt-get install -qy chromium; }
 	OMP_NUM_THREADS=1 CHROMIUM="$$(command -v $(CHROMIUM))" $(BIN)/pytest -m page tests/server/playground
+
+test-clients: $(STAMP) ## unmodified third-party clients; ARGS="--base-url URL" for a running server
+	$(BIN)/python -m tests.clients.run $(ARGS)
 
 check: $(STAMP) ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -189,7 +189,6 @@ def test_generate_needs_exactly_one_prompt_field(connect: Connect, body: dict[st
         ("/v1/completions", {"best_of": 2}),
         ("/v1/chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
         ("/v1/chat/completions", {"reasoning_effort": "low"}),
-        ("/v1/chat/completions", {"reasoning_effort": 0}),
         ("both", {"length_penalty": 2}),
         ("both", {"use_beam_search": True}),
     ],
