@@ -14,6 +14,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import is_lark_syntax
 
 from server.structured_output.ascii_classes import ascii_classes, ascii_lark
+from server.structured_output.closed_objects import close_objects
 from server.structured_output.gbnf import lark_of_gbnf
 from server.structured_output.grammar_spec import GrammarKind
 from server.structured_output.json_schema import (
@@ -87,7 +88,7 @@ def _schema(schema: Any) -> dict[str, Any]:
     """Return the schema as llguidance takes it, with this server's options."""
     if schema is False:
         raise GrammarError("false allows no value")
-    exact = exact_schema({} if schema is True else schema)
+    exact = close_objects(exact_schema({} if schema is True else schema))
     return {**exact, LIBRARY_OPTIONS: {"whitespace_pattern": WHITESPACE}}
 
 

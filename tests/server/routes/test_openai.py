@@ -60,8 +60,9 @@ def test_each_kind_of_prompt_is_completed(
 
 def test_a_streamed_completion_joins_to_the_whole_one(client: openai.OpenAI) -> None:
     prompt = "日本語 👩‍👩‍👧 e\u0301"
-    whole = client.completions.create(model="tiny", prompt=prompt)
-    chunks = list(client.completions.create(model="tiny", prompt=prompt, stream=True))
+    options: Any = {"model": "tiny", "prompt": prompt, "max_tokens": 60}
+    whole = client.completions.create(**options)
+    chunks = list(client.completions.create(stream=True, **options))
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text == prompt
     reasons = [chunk.choices[0].finish_reason for chunk in chunks]
     assert reasons == [None] * (len(chunks) - 1) + ["stop"]
@@ -350,3 +351,21 @@ def test_reserved_or_failing_chat_template_kwargs_are_refused(
         assert error_of(response)["param"] == param
     error = error_of(client.post("/generate", json={"text": "a", "chat_template_kwargs": {"a": 1}}))
     assert "with 'messages'" in error["message"]
+
+
+def test_a_completion_without_a_limit_has_sixteen_tokens(connect: Connect) -> None:
+    engine = FakeEngine()
+    client = connect(engine)
+    client.post("/v1/completions", json={"prompt": "hi"})
+    client.post("/v1/chat/completions", json={"messages": [USER], "stop_token_ids": [10**6]})
+    limits = [request.params.max_new_tokens for request in engine.requests]
+    assert limits == [16, 200 - len(engine.requests[1].prompt_ids)]
+    assert engine.requests[1].params.stop_token_ids == frozenset()
+
+
+def test_numbers_without_a_fraction_are_integers(connect: Connect) -> None:
+    engine = FakeEngine()
+    body = {"prompt": "hi", "max_tokens": 4.0, "stop_token_ids": [5.0]}
+    assert connect(engine).post("/v1/completions", json=body).status_code == 200
+    assert engine.requests[0].params.max_new_tokens == 4
+    error_of(connect().post("/v1/completions", json={"prompt": "hi", "max_tokens": 4.5}))

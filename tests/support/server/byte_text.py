@@ -50,7 +50,7 @@ class ByteTokenizer:
         is_continued = options.pop("continue_final_message", False)
         assert options.pop("add_generation_prompt", False) is not is_continued
         tools, opening = options.pop("tools"), options.pop("opening", "")
-        assert options.keys() <= {"enable_thinking"}, options
+        assert options.keys() <= {"enable_thinking", "reasoning_effort"}, options
         if any(message["role"] == "system" for message in conversation[1:]):
             raise TemplateError("system must come first")
         turns = "".join(f"{m['role']}: {m['content']}\n" for m in conversation)
