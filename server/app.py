@@ -58,7 +58,13 @@ def create_app(
     )
     app.state.is_draining = False
     metrics = ServerMetrics()
-    generator = TextGenerator(engine=engine, text=text, metrics=metrics, limits=options.limits)
+    generator = TextGenerator(
+        engine=engine,
+        text=text,
+        metrics=metrics,
+        limits=options.limits,
+        capacity=options.capacity,
+    )
     input_processor = InputProcessor(text=text, info=engine.info, options=options)
     chats = ChatProcessor(
         input_processor=input_processor,

@@ -34,6 +34,7 @@ class ServerOptions:
     responses_store: int = 1000  # responses kept for each key; 0: none
     keys: KeyRing = field(default_factory=KeyRing)
     cors_origins: tuple[str, ...] = ()  # allowed browser origins; "*" is all
+    capacity: int | None = None  # requests that run and wait; a longer list goes in portions
     max_body_bytes: int = 8 * 2**20
     keepalive_s: float = 15.0  # without data on a stream, until a comment is sent
     limits: TimeLimits = field(default_factory=TimeLimits)

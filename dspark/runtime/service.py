@@ -28,6 +28,7 @@ def server_options(settings: Settings, config: EngineConfig, *, keys: KeyRing) -
         responses_store=server.responses_store,
         keys=keys,
         cors_origins=server.cors_origins,
+        capacity=settings.scheduler.max_running_requests + settings.scheduler.max_queued_requests,
         max_body_bytes=server.max_body_bytes,
         keepalive_s=server.keepalive_s,
         limits=TimeLimits(settings.scheduler.queue_timeout_s, settings.scheduler.request_timeout_s),

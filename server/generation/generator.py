@@ -1,13 +1,13 @@
 """Runs tokenized requests on the engine and returns or streams their text."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
-from engine import EngineClient, EngineError, Request, TokenEvent
+from engine import EngineBusy, EngineClient, EngineError, Request, TokenEvent
 from server.generation.delta_queue import DeltaQueue, KeepAlive
 from server.generation.deltas import (
     CompletionOutput,
@@ -27,6 +27,10 @@ from server.http.timeouts import TimeLimits, in_time
 from server.text.detokenizer import Decoder
 from server.text.tokenizer import TextCodec
 
+T = TypeVar("T")
+
+_RETRY_S = 0.05  # between two attempts to queue a request of a later portion
+
 DeltaBatch = list[tuple[int, Delta]]  # (index of the request, its delta), in order
 DeltaStream = AsyncGenerator[DeltaBatch | KeepAlive, None]
 
@@ -41,7 +45,10 @@ class TextGenerator:
         text: TextCodec,
         metrics: ServerMetrics,
         limits: TimeLimits,
+        capacity: int | None = None,
     ) -> None:
+        """capacity: requests that the engine runs and queues; a longer list goes in portions."""
+        self._capacity = capacity
         self._engine = engine
         self._text = text
         self._metrics = metrics
@@ -61,7 +68,11 @@ class TextGenerator:
         Raises as EngineClient.generate does; the first error cancels the other requests. Each
         completion is added to the record at its end.
         """
-        tasks = [asyncio.create_task(self._generate(request, record)) for request in requests]
+        gate = self._gate(requests)
+        tasks = [
+            asyncio.create_task(gate.run(partial(self._generate, request, record), index))
+            for index, request in enumerate(requests)
+        ]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -81,8 +92,9 @@ class TextGenerator:
         """
         queue: DeltaQueue[tuple[int, Delta]] = DeltaQueue(keepalive_s=keepalive_s)
         split = split_by_token if token_by_token else unsplit
+        gate = self._gate(requests)
         tasks = [
-            asyncio.create_task(self._stream(index, request, split, queue, record))
+            asyncio.create_task(self._stream(index, request, split, queue, record, gate))
             for index, request in enumerate(requests)
         ]
         num_open = len(tasks)
@@ -115,8 +127,9 @@ class TextGenerator:
         split: EventSplit,
         queue: DeltaQueue[tuple[int, Delta]],
         record: RequestRecord,
+        gate: "_Gate",
     ) -> None:
-        try:
+        async def run() -> None:
             with self._submission(tokenized, record) as (request, output):
 
                 def on_event(event: TokenEvent) -> None:
@@ -126,8 +139,14 @@ class TextGenerator:
 
                 await self._in_time(request, self._engine.generate(request, on_event))
                 assert output.is_finished, f"request {tokenized.names} ended without a finish"
+
+        try:
+            await gate.run(run, index)
         except Exception as error:
             queue.fail(error)
+
+    def _gate(self, requests: Sequence[TokenizedRequest]) -> "_Gate":
+        return _Gate(len(requests) if self._capacity is None else self._capacity)
 
     @contextmanager
     def _submission(
@@ -194,6 +213,28 @@ class TextGenerator:
             eos_token_ids=self._engine.info.eos_token_ids,
             kept_ids=tokenized.kept_ids,
         )
+
+
+class _Gate:
+    """Lets at most `size` requests of one list into the engine at a time."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._places = asyncio.Semaphore(size)
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, T]], index: int) -> T:
+        """Run the work of request number `index`.
+
+        Raises EngineBusy for the first portion alone; later ones wait for a place in the queue.
+        """
+        async with self._places:
+            while True:
+                try:
+                    return await work()
+                except EngineBusy:
+                    if index < self._size:
+                        raise
+                    await asyncio.sleep(_RETRY_S)
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -1,5 +1,6 @@
 """Responses match the OpenAPI document."""
 
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
@@ -25,6 +26,14 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", app)
 @schema.parametrize()
 @settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_responses_match_the_openapi_document(case: schemathesis.Case) -> None:
+    case.call_and_validate(checks=CHECKS)
+
+
+@pytest.mark.slow
+@schema.parametrize()
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_request_fails_in_minutes_of_random_ones(case: schemathesis.Case) -> None:
+    """About three minutes over all operations, with other requests in each run."""
     case.call_and_validate(checks=CHECKS)
 
 
