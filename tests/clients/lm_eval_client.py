@@ -48,7 +48,6 @@ def main(url: str, model: str) -> None:
                 "model": model,
                 "base_url": f"{url}/v1/completions",
                 "tokenizer_backend": "remote",
-                "tokenizer": model,
                 "num_concurrent": 1,
                 "max_length": 512,
             },

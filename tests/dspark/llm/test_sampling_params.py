@@ -38,7 +38,7 @@ def test_values_may_be_what_python_writes_for_json() -> None:
         ({"temperature": -1}, "'temperature' must be at least 0; found -1"),
         ({"temperature": "hot"}, "'temperature' must be a number; found \"hot\""),
         ({"temperature": float("nan")}, "'temperature'"),
-        ({"max_tokens": 0}, "'max_new_tokens' must be at least 1; found 0"),
+        ({"max_tokens": -1}, "'max_new_tokens' must be at least 0; found -1"),
         ({"stop": ""}, "'stop' must not contain an empty string"),
         ({"tempertaure": 1}, "'tempertaure' is an unknown field; .* 'temperature'"),
         ({"logprobs": 3}, "'logprobs' is an unknown field; .* 'return_logprob of LLM.generate"),
