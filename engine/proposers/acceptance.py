@@ -30,6 +30,7 @@ class AcceptanceTable:
         self._priors = np.array(priors)
         self._shared = np.zeros((2, len(priors)))  # tries, acceptances
         self._rows = np.zeros((8, 2, len(priors)))
+        self._shared_chances = self._priors
 
     def clear(self, row: int) -> None:
         """Let a request begin in a row; rows are made as needed."""
@@ -43,6 +44,7 @@ class AcceptanceTable:
         """Decay the counts by one step, of these rows and of all requests together."""
         self._shared *= _SHARED_STEP_DECAY
         self._rows[rows] *= _STEP_DECAY
+        self._update_shared_chances()
 
     def record(self, rows: IntArray, tries: FloatArray, accepted: FloatArray) -> None:
         """Count a round of each of the N distinct rows. tries, accepted: [N, C]."""
@@ -50,16 +52,19 @@ class AcceptanceTable:
         self._shared *= _SHARED_ROUND_DECAY ** len(rows)
         self._shared += found.sum(axis=0)
         self._rows[rows] = self._rows[rows] * _ROUND_DECAY + found
+        self._update_shared_chances()
 
     def shared_chances(self) -> FloatArray:
         """Return the chances over all requests, [C]."""
-        tries, accepted = self._shared
-        found: FloatArray = (_PRIOR_ROUNDS * self._priors + accepted) / (_PRIOR_ROUNDS + tries)
-        return found
+        return self._shared_chances
 
     def chances(self, rows: IntArray) -> FloatArray:
         """Return the chances of N rows, [N, C]."""
         counts = self._rows[rows]
-        shared = _SHARED_ROUNDS * self.shared_chances()
+        shared = _SHARED_ROUNDS * self._shared_chances
         found: FloatArray = (shared + counts[:, 1]) / (_SHARED_ROUNDS + counts[:, 0])
         return found
+
+    def _update_shared_chances(self) -> None:
+        tries, accepted = self._shared
+        self._shared_chances = (_PRIOR_ROUNDS * self._priors + accepted) / (_PRIOR_ROUNDS + tries)

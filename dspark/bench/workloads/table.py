@@ -7,6 +7,13 @@ from dspark.bench.workloads.summary import ArmSummary
 
 _COUNTS = ("requests", "input_tokens", "output_tokens", "cached_tokens", "preemptions")
 _DRAFT_COUNTS = ("drafts", "draft_tokens", "accepted_tokens", "withheld_draft_tokens")
+_BY_SOURCE = (
+    "draft_rounds_percent",
+    "draft_accept_length",
+    "lookup_rounds_percent",
+    "lookup_accept_length",
+    "target_rounds_percent",
+)
 _LABELS = {
     "requests": "requests",
     "input_tokens": "input tokens",
@@ -20,6 +27,11 @@ _LABELS = {
     "total_tokens_per_s": "total tokens/s (input and output)",
     "accept_length": "accept length (bonus included)",
     "accept_rate_percent": "draft tokens accepted, %",
+    "draft_rounds_percent": "rounds of the draft model, %",
+    "draft_accept_length": "accept length of the draft model",
+    "lookup_rounds_percent": "rounds of lookups, %",
+    "lookup_accept_length": "accept length of lookups",
+    "target_rounds_percent": "rounds without draft tokens, %",
     "drafts": "drafts",
     "draft_tokens": "draft tokens",
     "accepted_tokens": "accepted draft tokens",
@@ -54,7 +66,9 @@ def arm_table(arms: Sequence[ArmSummary]) -> list[str]:
             *_metric_rows(arms, _COUNTS),
             *_metric_rows(arms, _RATES),
             *_latency_rows(arms),
-            *_metric_rows(arms, ("accept_length", "accept_rate_percent", *_DRAFT_COUNTS)),
+            *_metric_rows(
+                arms, ("accept_length", "accept_rate_percent", *_BY_SOURCE, *_DRAFT_COUNTS)
+            ),
             ("accepted at positions 1, 2, ..., %", *map(_positions, arms)),
         ]
     )

@@ -9,7 +9,15 @@ from typing import Self
 
 from dspark.bench.report.statistics import latency_ms
 from dspark.bench.workloads.prompts import EncodedPrompt
-from engine.api import EngineSamplingParams, EngineSnapshot, Request, SpeculationStats, TokenMask
+from engine.api import (
+    SOURCES,
+    EngineSamplingParams,
+    EngineSnapshot,
+    Request,
+    SourceStats,
+    SpeculationStats,
+    TokenMask,
+)
 from engine.core.engine_core import EngineCore
 from engine.core.offline import RequestRun, drive
 
@@ -141,7 +149,19 @@ def speculation_of(runs: Sequence[RequestRun]) -> SpeculationStats:
     for stats in each:
         for accepted, rounds in enumerate(stats.accept_counts):
             counts[accepted] += rounds
-    return SpeculationStats(tuple(counts), sum(stats.num_draft_tokens for stats in each))
+    return SpeculationStats(
+        tuple(counts),
+        sum(stats.num_draft_tokens for stats in each),
+        {name: _total([s.sources[name] for s in each if name in s.sources]) for name in SOURCES},
+    )
+
+
+def _total(each: Sequence[SourceStats]) -> SourceStats:
+    return SourceStats(
+        sum(s.num_rounds for s in each),
+        sum(s.num_draft_tokens for s in each),
+        sum(s.num_accepted for s in each),
+    )
 
 
 def accept_length(stats: SpeculationStats) -> float:
@@ -163,4 +183,19 @@ def _speculation(stats: SpeculationStats) -> dict[str, float]:
         "drafts": stats.num_rounds,
         "draft_tokens": drafted,
         "accepted_tokens": stats.num_accepted,
+        **_by_source(stats),
     }
+
+
+def _by_source(stats: SpeculationStats) -> dict[str, float]:
+    """Return each source's share of the decode rounds, and its accept length."""
+    num_rounds = sum(source.num_rounds for source in stats.sources.values())
+    found = {}
+    for name, source in stats.sources.items():
+        found[f"{name}_rounds_percent"] = (
+            100 * source.num_rounds / num_rounds if num_rounds else 0.0
+        )
+        if name != "target":
+            rounds = max(1, source.num_rounds)
+            found[f"{name}_accept_length"] = 1 + source.num_accepted / rounds
+    return found
