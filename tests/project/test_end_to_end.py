@@ -92,7 +92,7 @@ def test_the_server_reports_acceptance(
         for line in metrics.splitlines()
         if line.startswith("dspark:spec_decode_num_accepted_tokens_per_pos_total{")
     ]
-    assert len(counts) == 5
+    assert len(counts) == 7  # of the longest proposal, a lookup
     assert counts == sorted(counts, reverse=True)
     assert sum(counts) == live["num_accepted_tokens"]
 
