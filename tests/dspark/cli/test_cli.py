@@ -423,7 +423,7 @@ def test_options_of_the_service_come_from_the_settings(monkeypatch: pytest.Monke
     options = service.server_options(settings_of(*flags), config, keys=KeyRing(("k",)))  # type: ignore[arg-type]
     assert (options.max_tokens_cap, options.default_max_tokens, options.keys.callers) == (
         9,
-        None,
+        "auto",
         ("k",),
     )
     assert options.default_sampling == {"top_k": 7}
