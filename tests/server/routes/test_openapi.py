@@ -31,7 +31,7 @@ def test_responses_match_the_openapi_document(case: schemathesis.Case) -> None:
 
 @pytest.mark.slow
 @schema.parametrize()
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=700, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_request_fails_in_minutes_of_random_ones(case: schemathesis.Case) -> None:
     """About three minutes over all operations, with other requests in each run."""
     case.call_and_validate(checks=CHECKS)
