@@ -14,8 +14,16 @@ from server.generation.generator import TextGenerator
 from server.generation.input_processor import InputProcessor
 from server.http.access_log import log_request
 from server.http.auth import ApiKeys
+from server.http.body_parser import BodyParser
 from server.http.metrics import ServerMetrics
-from server.http.middleware import BodyLimit, DirectSend, HeadRequests, InternalErrors, RequestIds
+from server.http.middleware import (
+    AbsoluteTargets,
+    BodyLimit,
+    DirectSend,
+    HeadRequests,
+    InternalErrors,
+    RequestIds,
+)
 from server.http.request_records import RequestRecord, RequestRecorder
 from server.options import ServerOptions
 from server.parsers.chat_parser import ChatParser
@@ -57,6 +65,7 @@ def create_app(
         responses=ERRORS,
     )
     app.state.is_draining = False
+    app.state.body_parser = BodyParser()
     metrics = ServerMetrics()
     generator = TextGenerator(
         engine=engine,
@@ -142,6 +151,7 @@ def create_app(
     app.add_middleware(RequestRecorder, listeners=listeners)
     app.add_middleware(RequestIds)
     app.add_middleware(DirectSend)
+    app.add_middleware(AbsoluteTargets)
     return app
 
 
@@ -153,3 +163,8 @@ def _count_request(metrics: ServerMetrics, record: RequestRecord) -> None:
 def begin_draining(app: FastAPI) -> None:
     """Make /ready return 503, so that load balancers stop sending requests."""
     app.state.is_draining = True
+
+
+def start_body_process(app: FastAPI) -> None:
+    """Start the process for large bodies, so that the first one does not wait for it."""
+    app.state.body_parser.start()

@@ -36,8 +36,7 @@ def python_errors(*, where: str = "") -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        problems = error.errors(include_url=False)
-        message, _, _ = describe([{**each, "loc": ("body", *each["loc"])} for each in problems])
+        message, _, _ = describe(error.errors(include_url=False))
         raise ValueError(where + message) from None
     except ApiError as error:
         kind = TimeoutError if error.failure.status == 504 else ValueError

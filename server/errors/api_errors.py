@@ -8,10 +8,9 @@ _ENGINE_ERRORS maps the engine's errors to their status.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
@@ -23,7 +22,7 @@ from engine import (
     RequestFailed,
     RequestRejected,
 )
-from server.errors.validation_errors import describe
+from server.errors.validation_errors import shorten
 
 logger = logging.getLogger(__name__)
 
@@ -137,9 +136,6 @@ def failure_of(error: Exception) -> Failure:
         return error.failure
     if isinstance(error, EngineError):
         return _engine_failure(error)
-    if isinstance(error, RequestValidationError):
-        message, param, code = describe(error.errors())
-        return Failure(400, message, param, code)
     if isinstance(error, HTTPException):
         return _http_failure(error)
     return Failure(500, "internal error; the server's log has the details", code="internal_error")
@@ -147,7 +143,7 @@ def failure_of(error: Exception) -> Failure:
 
 def install_error_handlers(app: FastAPI) -> None:
     """Install handlers of expected errors; middleware.InternalErrors handles the others."""
-    for kind in (ApiError, EngineError, RequestValidationError):
+    for kind in (ApiError, EngineError):
         app.add_exception_handler(kind, _on_expected)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(ClientDisconnected, _on_disconnect)
@@ -162,8 +158,6 @@ def _engine_failure(error: EngineError) -> Failure:
 def _http_failure(error: HTTPException) -> Failure:
     if error.status_code == 413:
         return Failure(413, error.detail, code="body_too_large")
-    if error.status_code == 400:  # raised by FastAPI for bytes that are not JSON
-        return Failure(400, "the body cannot be read as JSON", code="invalid_json")
     return Failure(error.status_code, error.detail)
 
 
@@ -172,15 +166,11 @@ async def _on_expected(request: Request, error: Exception) -> Response:
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
-    """Explain an unknown route, an unsupported method or a body that is not JSON."""
+    """Explain an unknown route or an unsupported method."""
     assert isinstance(error, HTTPException), error
     failure = failure_of(error)
-    encoding = request.headers.get("content-encoding")
-    if failure.status == 400 and encoding is not None:
-        message = f"{failure.message}: found 'content-encoding: {encoding}'; send it uncompressed"
-        failure = replace(failure, message=message)
-    elif failure.status == 404:
-        failure = Failure(404, f"no route {request.url.path}", code="unknown_route")
+    if failure.status == 404:
+        failure = Failure(404, f"no route {shorten(request.url.path)}", code="unknown_route")
     elif failure.status == 405:
         accepted = (error.headers or {}).get("Allow", "another method")
         failure = Failure(

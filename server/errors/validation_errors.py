@@ -1,7 +1,7 @@
 """Turns pydantic's validation errors into one message with field, found and accepted."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic_core import PydanticCustomError
@@ -29,6 +29,14 @@ _ACCEPTED: Mapping[str, str] = {
 }
 
 
+class InvalidBody(Exception):
+    """A body is refused: message, dotted path of the field (or None), code."""
+
+    def __init__(self, message: str, param: str | None, code: str) -> None:
+        super().__init__(message, param, code)
+        self.message, self.param, self.code = message, param, code
+
+
 def field_error(kind: str, field: str, message: str) -> PydanticCustomError:
     """Return an error about a field of the validated object, for a validator to raise."""
     return PydanticCustomError(kind, "{message}", {"field": field, "message": message})
@@ -48,19 +56,48 @@ def describe(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None, str]
 
 
 def quote(value: object) -> str:
-    """Return a value as JSON, truncated to _MAX_QUOTE_CHARS."""
+    """Return a value as JSON, truncated to _MAX_QUOTE_CHARS before it is formatted."""
     if isinstance(value, bytes):
-        value = value.decode(errors="replace")
-    text = json.dumps(value)
+        value = value[:_MAX_QUOTE_CHARS].decode(errors="replace")
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) > _MAX_QUOTE_CHARS:
+            return f"{text[:_MAX_QUOTE_CHARS]}..."
+    return text
+
+
+def shorten(text: str) -> str:
+    """Return a request's text for a message, truncated to _MAX_QUOTE_CHARS."""
     return text if len(text) <= _MAX_QUOTE_CHARS else f"{text[:_MAX_QUOTE_CHARS]}..."
+
+
+def _pieces(value: object) -> Iterator[str]:
+    """Yield a value's JSON in pieces, none of which is long."""
+    if isinstance(value, str):
+        yield json.dumps(value[: _MAX_QUOTE_CHARS + 1])
+    elif isinstance(value, list):
+        yield "["
+        for number, item in enumerate(value):
+            yield ", " if number else ""
+            yield from _pieces(item)
+        yield "]"
+    elif isinstance(value, dict):
+        yield "{"
+        for number, (name, item) in enumerate(value.items()):
+            yield ", " if number else ""
+            yield from _pieces(name)
+            yield ": "
+            yield from _pieces(item)
+        yield "}"
+    else:
+        yield json.dumps(value)
 
 
 def _sentence(error: Mapping[str, Any]) -> str:
     param, kind, context = _param(error), error["type"], error.get("ctx", {})
-    if kind == "json_invalid":
-        return f"the body is not JSON: {context['error']} at character {error['loc'][-1]}"
     if kind == "missing":
-        return f"'{param}' is missing" if param else "the body is missing: send a JSON object"
+        return f"'{param}' is missing"
     if "field" in context:
         return f"'{param}' {error['msg']}"
     if kind in _ACCEPTED:
@@ -86,18 +123,12 @@ def _short(value: object) -> object:
 
 
 def _code(error: Mapping[str, Any]) -> str:
-    known = {
-        "json_invalid": "invalid_json",
-        "unknown_field": "unknown_field",
-        "unserved_field": "unsupported_field",
-    }
+    known = {"unknown_field": "unknown_field", "unserved_field": "unsupported_field"}
     return known.get(error["type"], "invalid_value")
 
 
 def _param(error: Mapping[str, Any]) -> str | None:
     """Return the field's dotted path. Parts like '<many>' are union branches, not names."""
-    if error["type"] == "json_invalid":
-        return None
-    parts = [str(part) for part in error["loc"][1:] if not str(part).startswith("<")]
+    parts = [shorten(str(part)) for part in error["loc"] if not str(part).startswith("<")]
     field = error.get("ctx", {}).get("field")
     return ".".join([*parts, field] if field else parts) or None

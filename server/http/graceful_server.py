@@ -3,12 +3,19 @@
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
+from server.http.connections import (
+    Acceptor,
+    ConnectionLimits,
+    TimedProtocol,
+    max_connections,
+)
 from server.http.tls import Certificate
 
 _FLUSH_SECONDS = 5  # for last bytes to slow clients, after the drain
@@ -34,14 +41,17 @@ class GracefulServer(uvicorn.Server):
         abandon: Callable[[], Coroutine[Any, Any, None]],
         certificate: Certificate | None = None,
         has_failed: Callable[[], bool] = lambda: False,
+        limits: ConnectionLimits | None = None,
     ) -> None:
         """has_failed: the server exits once it returns True."""
+        self._protocol = partial(TimedProtocol, limits=limits or ConnectionLimits())
         super().__init__(
             uvicorn.Config(
                 app,
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                ws="none",
                 timeout_graceful_shutdown=_FLUSH_SECONDS,
                 timeout_keep_alive=_IDLE_SECONDS,
                 ssl_certfile=certificate.file if certificate else None,
@@ -55,12 +65,36 @@ class GracefulServer(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._num_signals = 0
+        self._acceptors: list[asyncio.Task[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
+        """Start the application, then accept connections of the sockets, which listen already."""
+        await super().startup(sockets=[])
         self._loop = asyncio.get_running_loop()
-        if self.started:
-            self._on_ready()
+        if not self.started:
+            return
+        most = max_connections()
+        for listener in sockets or []:
+            acceptor = Acceptor(
+                listener,
+                ssl=self.config.ssl,
+                new_protocol=self._new_protocol,
+                num_open=lambda: len(self.server_state.connections),
+                most=most,
+            )
+            self._acceptors.append(asyncio.create_task(acceptor.run()))
+        self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for acceptor in self._acceptors:
+            acceptor.cancel()
+        await asyncio.gather(*self._acceptors, return_exceptions=True)
+        await super().shutdown(sockets=sockets)
+
+    def _new_protocol(self) -> TimedProtocol:
+        return self._protocol(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._has_failed()

@@ -15,6 +15,7 @@ from server.errors.api_errors import ANTHROPIC_PATH, Failure, failure_of
 
 logger = logging.getLogger(__name__)
 
+_ORIGIN = re.compile(r"https?://[^/]*", re.IGNORECASE)
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -59,6 +60,18 @@ class DirectSend:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             scope.setdefault("state", {})["send_part"] = send
+        await self._app(scope, receive, send)
+
+
+class AbsoluteTargets:
+    """Serves a request for `http://host/path`, as sent to a proxy, as one for `/path`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (origin := _ORIGIN.match(scope["path"])):
+            scope = {**scope, "path": scope["path"][origin.end() :] or "/"}
         await self._app(scope, receive, send)
 
 

@@ -6,12 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from server.errors.validation_errors import field_error
-from server.protocol.base import Body, Text
-from server.protocol.common import Message, SamplingFields, TextPart
+from server.errors.validation_errors import field_error, shorten
+from server.protocol.base import Body, Text, item_count
+from server.protocol.common import MAX_MESSAGES, MAX_PARTS, Message, SamplingFields, Stops, TextPart
 from server.protocol.engine_options import ReasoningRequest
 from server.protocol.structured_output import grammar_of
-from server.protocol.tools import OfferedTool, ToolChoiceMode, ToolName, tool_choice_of
+from server.protocol.tools import MAX_TOOLS, OfferedTool, ToolChoiceMode, ToolName, tool_choice_of
 from server.structured_output.grammar_spec import GrammarSpec
 
 _NO_EFFECT = frozenset({"cache_control", "metadata", "service_tier"})
@@ -36,7 +36,8 @@ def _content(what: str) -> Any:
 
 
 Content = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[list[TextBlock], Tag("<blocks>")],
+    Annotated[Text, Tag("<text>")]
+    | Annotated[list[TextBlock], Tag("<blocks>"), item_count(MAX_PARTS)],
     _content("text blocks"),
 ]
 
@@ -105,7 +106,8 @@ class Turn(Body):
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
-        Annotated[Text, Tag("<text>")] | Annotated[list[Block], Tag("<blocks>")],
+        Annotated[Text, Tag("<text>")]
+        | Annotated[list[Block], Tag("<blocks>"), item_count(MAX_PARTS)],
         _content("text blocks"),
     ]
 
@@ -207,9 +209,9 @@ class CountBody(Body):
     }
 
     model: str
-    messages: Annotated[list[Turn], Field(min_length=1)]
+    messages: Annotated[list[Turn], item_count(MAX_MESSAGES, least=1)]
     system: Content | None = None
-    tools: list[AnthropicTool] | None = None
+    tools: Annotated[list[AnthropicTool], item_count(MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -257,7 +259,7 @@ class CountBody(Body):
             return self
         if not names or (choice.name is not None and choice.name not in names):
             offered = ", ".join(names)[:200] or "no tools"
-            found = choice.name or "any"
+            found = shorten(choice.name or "any")
             message = f"requires a call of {found}; offered: {offered}"
             raise field_error("kind", "tool_choice", message)
         return self
@@ -288,7 +290,7 @@ class MessagesBody(CountBody, SamplingFields):
     UNSERVED = CountBody.UNSERVED
 
     max_tokens: int = Field(ge=1)
-    stop_sequences: list[Text] | None = None
+    stop_sequences: Stops | None = None
     stream: bool | None = None
 
     @field_validator("stop_sequences")

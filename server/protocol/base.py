@@ -6,10 +6,12 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, ClassVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.errors.validation_errors import field_error, quote
+
+_LONGEST_NAME = 64  # characters of an unknown field that are compared with the names of fields
 
 
 class Body(BaseModel):
@@ -57,7 +59,8 @@ class Body(BaseModel):
     @classmethod
     def _unknown_field(cls, name: str) -> PydanticCustomError:
         served = list(cls.model_fields)
-        nearest = cls.ELSEWHERE.get(name) or get_close_matches(name, served, n=1, cutoff=0.0)[0]
+        near = get_close_matches(name[:_LONGEST_NAME], served, n=1, cutoff=0.0)
+        nearest = cls.ELSEWHERE.get(name) or near[0]
         message = f"is an unknown field; the nearest valid name is '{nearest}'"
         return field_error("unknown_field", quote(name)[1:-1], message)
 
@@ -86,6 +89,11 @@ def check_neutral(name: str, value: object, neutral: tuple[object, ...]) -> None
     accepted = " or ".join(json.dumps(other) for other in (None, *neutral))
     message = f"is not supported; leave it out (accepted: {accepted}); found {quote(value)}"
     raise field_error("unserved_field", name, message)
+
+
+def item_count(most: int, *, least: int | None = None) -> Any:
+    """Return the bounds of a list for Annotated; its validation ends at the first wrong item."""
+    return Field(min_length=least, max_length=most, fail_fast=True)
 
 
 def _encodable(text: str) -> str:

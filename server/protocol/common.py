@@ -6,20 +6,27 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from server.errors.validation_errors import field_error
-from server.protocol.base import Body, Text
+from server.protocol.base import Body, Text, item_count
 from server.protocol.engine_options import EngineOptions
+from server.protocol.json_bounds import MAX_VALUES
 from server.protocol.tools import CallBody
 from server.structured_output.grammar_spec import GrammarSpec
 
 MAX_PROMPTS = 1024  # in one request
 _MAX_STOPS = 256
+_MAX_STOP_IDS = 4096
+MAX_MESSAGES = 16384
+MAX_PARTS = 16384  # of one message
+_MAX_CALLS = 256  # of one message
+_MAX_TEMPLATE_KWARGS = 256
 _MAX_STOP_CHARS = 16384  # of all stop strings of a request together
 _MAX_ID_CHARS = 128
 
 
 Prompt = Annotated[Text, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0)]
-PromptIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], item_count(MAX_VALUES)]
+PromptIds = Annotated[list[TokenId], item_count(MAX_VALUES, least=1)]
 RequestId = Annotated[Text, Field(min_length=1, max_length=_MAX_ID_CHARS)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
@@ -55,14 +62,14 @@ class Message(Body):
     content: Annotated[
         Annotated[None, Tag("<none>")]
         | Annotated[Text, Tag("<text>")]
-        | Annotated[list[TextPart], Tag("<parts>")],
+        | Annotated[list[TextPart], Tag("<parts>"), item_count(MAX_PARTS)],
         Discriminator(
             lambda value: _branch(value, {type(None): "<none>", str: "<text>", list: "<parts>"}),
             custom_error_type="content",
             custom_error_message="Input should be a string or a list of text parts",
         ),
     ] = None
-    tool_calls: list[CallBody] | None = None  # of the assistant
+    tool_calls: Annotated[list[CallBody], item_count(_MAX_CALLS)] | None = None  # of the assistant
     tool_call_id: Text | None = None  # the call whose result this is
     reasoning_content: Text | None = None  # of the assistant
 
@@ -96,7 +103,7 @@ class Message(Body):
         return self
 
 
-Messages = Annotated[list[Message], Field(min_length=1)]
+Messages = Annotated[list[Message], item_count(MAX_MESSAGES, least=1)]
 
 
 _TEMPLATE_OPTIONS = frozenset(  # of transformers' apply_chat_template, which the server sets
@@ -127,7 +134,14 @@ def _without_reserved_options(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
-TemplateKwargs = Annotated[dict[Text, Any], AfterValidator(_without_reserved_options)]
+TemplateKwargs = Annotated[
+    dict[Text, Any],
+    Field(max_length=_MAX_TEMPLATE_KWARGS),
+    AfterValidator(_without_reserved_options),
+]
+
+
+Stops = Annotated[list[Text], item_count(_MAX_STOPS)]
 
 
 class SamplingFields(Body):
@@ -141,14 +155,14 @@ class SamplingFields(Body):
     stop: Annotated[
         Annotated[None, Tag("<none>")]
         | Annotated[Text, Tag("<stop>")]
-        | Annotated[list[Text], Tag("<stops>")],
+        | Annotated[Stops, Tag("<stops>")],
         Discriminator(
             lambda value: _branch(value, {type(None): "<none>", str: "<stop>", list: "<stops>"}),
             custom_error_type="stop",
             custom_error_message="Input should be a string or a list of strings",
         ),
     ] = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], item_count(_MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
 
@@ -167,14 +181,12 @@ class SamplingFields(Body):
 
     @staticmethod
     def check_stops(stops: list[str] | None) -> list[str] | None:
-        """Return the list. Raises ValueError for an empty stop, and for too many stops."""
+        """Return the list. Raises ValueError for an empty stop, and for too many characters."""
         stops = stops or []
         if not all(stops):
             raise ValueError("must not contain an empty string")
-        if len(stops) > _MAX_STOPS or sum(map(len, stops)) > _MAX_STOP_CHARS:
-            raise ValueError(
-                f"must be at most {_MAX_STOPS} strings of {_MAX_STOP_CHARS} characters in all"
-            )
+        if sum(map(len, stops)) > _MAX_STOP_CHARS:
+            raise ValueError(f"must have at most {_MAX_STOP_CHARS} characters in all")
         return stops
 
     @property

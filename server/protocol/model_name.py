@@ -1,6 +1,7 @@
 """Checks the model name of a request."""
 
 from server.errors.api_errors import ApiError
+from server.errors.validation_errors import shorten
 
 
 def check_model(requested: str | None, served: str) -> None:
@@ -11,7 +12,7 @@ def check_model(requested: str | None, served: str) -> None:
 
 def unknown_model(requested: str, served: str) -> ApiError:
     return ApiError(
-        f"model {requested!r} is not served; accepted: {served!r}",
+        f"model {shorten(requested)!r} is not served; accepted: {served!r}",
         status=404,
         param="model",
         code="model_not_found",

@@ -7,7 +7,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from engine import MAX_TOP_LOGPROBS
 from server.errors.validation_errors import field_error
-from server.protocol.base import Body, Text
+from server.protocol.base import Body, Text, item_count
 from server.protocol.common import (
     MAX_PROMPTS,
     Messages,
@@ -16,7 +16,7 @@ from server.protocol.common import (
     RequestId,
     Seed,
     TemplateKwargs,
-    TokenId,
+    TokenIds,
     check_continuation,
 )
 from server.protocol.engine_options import LogprobOptions
@@ -89,7 +89,7 @@ def _choice(kind: Any, accepted: str) -> Discriminator:
 
 
 _Nothing = Annotated[None, Tag("<none>")]
-_AtMost = Field(min_length=1, max_length=MAX_PROMPTS)
+_PerPrompt = item_count(MAX_PROMPTS, least=1)
 
 
 class GenerateBody(Body):
@@ -124,29 +124,31 @@ class GenerateBody(Body):
     text: Annotated[
         _Nothing
         | Annotated[Prompt, Tag("<one>")]
-        | Annotated[list[Prompt], Tag("<many>"), _AtMost],
+        | Annotated[list[Prompt], Tag("<many>"), _PerPrompt],
         _choice(_one_or_many, "a string or a list of strings"),
     ] = None
     input_ids: Annotated[
         _Nothing
         | Annotated[PromptIds, Tag("<one>")]
-        | Annotated[list[PromptIds], Tag("<many>"), _AtMost],
+        | Annotated[list[PromptIds], Tag("<many>"), _PerPrompt],
         _choice(_one_list_or_many, "a list of token ids or a list of such lists"),
     ] = None
     messages: Annotated[
         _Nothing
         | Annotated[Messages, Tag("<one>")]
-        | Annotated[list[Messages], Tag("<many>"), _AtMost],
+        | Annotated[list[Messages], Tag("<many>"), _PerPrompt],
         _choice(_one_list_or_many, "a list of messages or a list of such lists"),
     ] = None
     sampling_params: Annotated[
         _Nothing
         | Annotated[SamplingBody, Tag("<one>")]
-        | Annotated[list[SamplingBody], Tag("<many>")],
+        | Annotated[list[SamplingBody], Tag("<many>"), _PerPrompt],
         _choice(_one_or_many, "an object or a list of objects"),
     ] = None
     rid: Annotated[
-        _Nothing | Annotated[RequestId, Tag("<one>")] | Annotated[list[RequestId], Tag("<many>")],
+        _Nothing
+        | Annotated[RequestId, Tag("<one>")]
+        | Annotated[list[RequestId], Tag("<many>"), _PerPrompt],
         _choice(_one_or_many, "a string or a list of strings"),
     ] = None
     stream: bool = False
@@ -253,7 +255,7 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     IGNORED = frozenset({"model"})
 
-    tokens: list[TokenId]
+    tokens: TokenIds
     skip_special_tokens: bool = True
 
 

@@ -7,7 +7,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from engine import MAX_TOP_LOGPROBS
 from server.errors.validation_errors import field_error
-from server.protocol.base import Body, Text
+from server.protocol.base import Body, Text, item_count
 from server.protocol.common import (
     MAX_PROMPTS,
     Messages,
@@ -106,7 +106,7 @@ def _prompt_kind(value: object) -> str | None:
     return kinds.get(type(value[0]))
 
 
-_AtMost = Field(max_length=MAX_PROMPTS)
+_AtMost = item_count(MAX_PROMPTS)
 
 
 class CompletionBody(OpenAIBody):

@@ -2,16 +2,20 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import model_validator
 
 from server.errors.validation_errors import field_error, quote
-from server.protocol.base import Body, Text
+from server.protocol.base import Body, Text, item_count
 from server.protocol.common import SamplingFields
-from server.structured_output.grammar_spec import GrammarKind, GrammarSpec
+from server.protocol.json_bounds import MAX_NESTED_VALUES, bounds_error
+from server.structured_output.grammar_spec import MAX_CHOICES, GrammarKind, GrammarSpec
 
 Source = tuple[GrammarKind | Literal["json_object"], str, Any]  # kind, the field's name, value
+
+
+Choices = Annotated[list[Text], item_count(MAX_CHOICES)]
 
 
 class GrammarFields(SamplingFields):
@@ -20,7 +24,7 @@ class GrammarFields(SamplingFields):
     json_schema: Any = None  # a schema, or its JSON as text
     regex: Text | None = None  # of the whole output
     ebnf: Text | None = None  # GBNF (`root ::= ...`) or Lark (`start: ...`)
-    choice: list[Text] | None = None  # the output is one of these
+    choice: Choices | None = None  # the output is one of these
 
     def grammar_sources(self) -> Iterator[Source]:
         """Yield every grammar field; the value is None where it is not set."""
@@ -100,7 +104,7 @@ class OpenAIGrammarFields(GrammarFields):
     guided_json: Any = None
     guided_regex: Text | None = None
     guided_grammar: Text | None = None
-    guided_choice: list[Text] | None = None
+    guided_choice: Choices | None = None
 
     def grammar_sources(self) -> Iterator[Source]:
         yield from super().grammar_sources()
@@ -146,9 +150,12 @@ def grammar_of(kind: GrammarKind | Literal["json_object"], field: str, value: An
 
 def _schema(value: Any) -> Any:
     if isinstance(value, str):
+        problem = bounds_error(value, max_values=MAX_NESTED_VALUES)
+        if problem is not None:
+            raise ValueError(problem)
         try:
             value = json.loads(value)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError("must be a JSON schema, or the JSON of one as text") from error
     if not isinstance(value, dict | bool):
         raise ValueError("must be a JSON schema: an object, true or false")

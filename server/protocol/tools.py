@@ -10,10 +10,11 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.errors.validation_errors import field_error, quote
-from server.protocol.base import Body, Text
+from server.protocol.base import Body, Text, item_count
+from server.protocol.json_bounds import MAX_NESTED_VALUES, bounds_error
 from server.structured_output.grammar_spec import GrammarSpec
 
-_MAX_TOOLS = 256
+MAX_TOOLS = 256
 
 ToolName = Annotated[Text, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.\-]+$")]
 
@@ -52,7 +53,7 @@ def _distinct(tools: list[ToolBody]) -> list[ToolBody]:
     return tools
 
 
-Tools = Annotated[list[ToolBody], Field(max_length=_MAX_TOOLS), AfterValidator(_distinct)]
+Tools = Annotated[list[ToolBody], item_count(MAX_TOOLS), AfterValidator(_distinct)]
 
 
 class CalledFunction(Body):
@@ -68,8 +69,11 @@ class CalledFunction(Body):
 
 
 def check_arguments(function: CalledFunction) -> CalledFunction:
+    problem = bounds_error(function.arguments, max_values=MAX_NESTED_VALUES)
+    if problem is not None:
+        raise field_error("kind", "arguments", problem)
     value: object = None
-    with suppress(ValueError, RecursionError):
+    with suppress(ValueError):
         value = function.parsed()
     if not isinstance(value, dict):
         raise field_error("kind", "arguments", "must be a JSON object, as text")

@@ -27,6 +27,7 @@ from server.http.auth import require_admin
 from server.http.metrics import ServerMetrics, mean_accept_length
 from server.options import ServerOptions
 from server.protocol.native import AbortBody, ContextKVBody
+from server.routes.body_route import BodyRoute, JsonBody
 from server.routes.openapi_errors import TEXT
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ def admin_routes(
     is_draining: Callable[[], bool],
 ) -> APIRouter:
     """Create the routes. is_draining returns whether the server is shutting down."""
-    router = APIRouter()
+    router = APIRouter(route_class=BodyRoute)
     started_at = time.monotonic()
     timeout_s = min(options.stall_s, _MAX_ENGINE_WAIT_S)
 
@@ -128,7 +129,7 @@ def admin_routes(
         return {"version": version("dspark-server")}
 
     @router.post("/abort_request")
-    async def abort_request(body: AbortBody, request: HttpRequest) -> dict[str, int]:
+    async def abort_request(body: JsonBody[AbortBody], request: HttpRequest) -> dict[str, int]:
         """Abort requests by name (rid, X-Request-Id or response id), or all of them."""
         if body.rid is None:
             require_admin(request)
@@ -136,7 +137,7 @@ def admin_routes(
         return {"aborted": count}
 
     @router.post("/set_context_kv", dependencies=[Depends(require_admin)])
-    async def set_context_kv(body: ContextKVBody) -> dict[str, object]:
+    async def set_context_kv(body: JsonBody[ContextKVBody]) -> dict[str, object]:
         return asdict(await engine.set_context_kv(body.mode))
 
     @router.post("/flush_cache", dependencies=[Depends(require_admin)])

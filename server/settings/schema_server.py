@@ -11,8 +11,8 @@ from server.settings.base import (
     OutputFolder,
     Section,
     Text,
-    TextList,
 )
+from server.settings.origins import Origins
 
 
 class ServerSection(Section):
@@ -38,7 +38,7 @@ class ServerSection(Section):
     admin_api_key_file: FileName | None = Field(
         None, description="File with admin keys, in place of admin_api_key."
     )
-    cors_origins: TextList = Field(
+    cors_origins: Origins = Field(
         (),
         description="Origins whose pages may call the server from a browser, such as "
         "https://chat.example.org; * is all origins.",
@@ -62,6 +62,16 @@ class ServerSection(Section):
     )
     max_body_bytes: Annotated[int, Field(ge=1)] = Field(
         8 << 20, description="Largest request body, in bytes."
+    )
+    header_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        15.0,
+        description="Most seconds until a connection has sent the head of a request; a longer one "
+        "is closed.",
+    )
+    body_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        60.0,
+        description="Most seconds for the body of a request to arrive; a longer one gets status "
+        "408.",
     )
     default_max_tokens: Literal["auto", "fit"] | Annotated[int, Field(ge=1)] = Field(
         "auto",

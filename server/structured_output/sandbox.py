@@ -4,29 +4,18 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 import weakref
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from signal import Signals
 from tempfile import TemporaryFile
 from typing import IO, Any
 
+from server.structured_output.worker_process import end_worker, start_worker
+
 _READ_BYTES = 65536  # at most, per read of a result
 _MAX_REASON_CHARS = 200
 _START_TIMEOUT_S = 30.0  # of a process, which does not count against the grammar
-# Only the package itself is looked up in its folder: files of the working directory cannot shadow
-# it, and its neighbours cannot shadow the standard library.
-_ROOT = Path(__file__).parents[2]
-_WORKER = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import server
-del sys.path[0]
-from server.structured_output.sandbox_worker import main
-main()
-"""
 
 
 class SandboxError(Exception):
@@ -75,12 +64,8 @@ class _Sandbox:
 
     def __init__(self) -> None:
         self._errors = TemporaryFile()  # noqa: SIM115 -- `kill` closes it
-        self._child = subprocess.Popen(
-            [sys.executable, "-P", "-c", _WORKER, str(_ROOT)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            bufsize=0,
+        self._child = start_worker(
+            "server.structured_output.sandbox_worker", stderr=self._errors, bufsize=0
         )
         self.kill = weakref.finalize(self, _kill, self._child, self._errors)
         self._has_started = False
@@ -135,10 +120,5 @@ class _Sandbox:
 
 
 def _kill(child: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
-    assert child.stdin is not None
-    assert child.stdout is not None
-    child.kill()
-    child.wait()
-    child.stdin.close()
-    child.stdout.close()
+    end_worker(child)
     errors.close()

@@ -25,7 +25,8 @@ from dspark.runtime.service import served_name, server_options
 from dspark.runtime.text import load_text
 from engine import EngineClient
 from engine.platform.host import load_average, runnable_threads, why_too_busy
-from server.app import begin_draining, create_app
+from server.app import begin_draining, create_app, start_body_process
+from server.http.connections import ConnectionLimits
 from server.http.graceful_server import GracefulServer
 from server.http.listener import Listener
 from server.http.request_records import RequestRecord
@@ -129,7 +130,8 @@ def _web_server(
 ) -> GracefulServer:
     app = create_app(engine=engine, text=text, options=options, listeners=listeners)
 
-    def log_ready() -> None:
+    def on_ready() -> None:
+        start_body_process(app)
         seconds = time.monotonic() - started
         logger.info("serving %s on %s, ready in %.1f s", options.served_name, url, seconds)
         if engine.info.block_size:
@@ -147,10 +149,13 @@ def _web_server(
 
     return GracefulServer(
         app,
-        on_ready=log_ready,
+        on_ready=on_ready,
         drain=drain,
         abandon=abandon,
         certificate=certificate,
+        limits=ConnectionLimits(
+            header_s=settings.server.header_timeout_s, body_s=settings.server.body_timeout_s
+        ),
         has_failed=lambda: must_exit(settings, engine),
     )
 

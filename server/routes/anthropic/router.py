@@ -12,6 +12,7 @@ from server.parsers.message_parts import parse_complete
 from server.protocol.anthropic import CountBody, MessagesBody
 from server.protocol.model_name import check_model
 from server.routes.anthropic.objects import MessageBuilder, MessageEncoder
+from server.routes.body_route import BodyRoute, JsonBody
 from server.routes.openapi_errors import ANTHROPIC_ERRORS, COMPLETION
 from server.routes.responder import Responder
 from server.routes.sse_dialects import ANTHROPIC
@@ -25,7 +26,7 @@ def anthropic_routes(
     served_name: str,
 ) -> APIRouter:
     """Create the routes."""
-    router = APIRouter(prefix=ANTHROPIC_PATH, responses=ANTHROPIC_ERRORS)
+    router = APIRouter(prefix=ANTHROPIC_PATH, responses=ANTHROPIC_ERRORS, route_class=BodyRoute)
 
     def extras(body: CountBody) -> ChatExtras:
         return ChatExtras(
@@ -35,7 +36,7 @@ def anthropic_routes(
         )
 
     @router.post("", response_model=None, responses=COMPLETION)
-    async def messages(body: MessagesBody, request: Request) -> Response:
+    async def messages(body: JsonBody[MessagesBody], request: Request) -> Response:
         _check_thread(body)
         check_model(body.model, served_name)
         message_id = f"msg_{request.state.request_id}"
@@ -59,7 +60,7 @@ def anthropic_routes(
         return await responder.whole(request, [tokenized], build)
 
     @router.post("/count_tokens")
-    async def count_tokens(body: CountBody) -> dict[str, int]:
+    async def count_tokens(body: JsonBody[CountBody]) -> dict[str, int]:
         check_model(body.model, served_name)
         return {"input_tokens": await chats.count_tokens(body.chat(), extras(body))}
 

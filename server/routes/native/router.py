@@ -9,6 +9,7 @@ from server.generation.deltas import CompletionOutput
 from server.generation.input_processor import FieldNames, InputProcessor
 from server.generation.native_requests import tokenize_native
 from server.protocol.native import DetokenizeBody, GenerateBody, TokenizeBody
+from server.routes.body_route import BodyRoute, JsonBody
 from server.routes.logprobs import LogprobSerializer
 from server.routes.native.objects import NativeEncoder, NativeLogprobs, completion_object
 from server.routes.openapi_errors import COMPLETION
@@ -25,11 +26,11 @@ def native_routes(
     served_name: str,
 ) -> APIRouter:
     """Create the routes. max_len: context length in tokens, reported by /tokenize."""
-    router = APIRouter()
+    router = APIRouter(route_class=BodyRoute)
     serializer = LogprobSerializer(text=text.tokens)
 
     @router.post("/generate", response_model=None, responses=COMPLETION)
-    async def generate(body: GenerateBody, request: Request) -> Response:
+    async def generate(body: JsonBody[GenerateBody], request: Request) -> Response:
         tokenized = await tokenize_native(input_processor, body, request.state.request_id)
         is_list = body.is_list or len(tokenized) > 1
         logprobs = NativeLogprobs(
@@ -57,7 +58,7 @@ def native_routes(
         return await responder.whole(request, tokenized, build)
 
     @router.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> dict[str, object]:
+    async def tokenize(body: JsonBody[TokenizeBody]) -> dict[str, object]:
         """Return the tokens of a text, of each text of a list, or of messages."""
         name = next(n for n in ("text", "prompt", "messages") if getattr(body, n) is not None)
         value = getattr(body, name)
@@ -106,7 +107,7 @@ def native_routes(
         }
 
     @router.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> dict[str, object]:
+    async def detokenize(body: JsonBody[DetokenizeBody]) -> dict[str, object]:
         input_processor.check_vocabulary(body.tokens, param="tokens")
         return {"text": text.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)}
 

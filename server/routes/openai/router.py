@@ -20,6 +20,7 @@ from server.protocol.model_name import check_model, unknown_model
 from server.protocol.openai import ChatBody, CompletionBody, OpenAIBody
 from server.routes import openapi_errors
 from server.routes.anthropic.objects import anthropic_model
+from server.routes.body_route import BodyRoute, JsonBody
 from server.routes.logprobs import LogprobSerializer
 from server.routes.openai.logprobs import ChoiceLogprobs
 from server.routes.openai.objects import CHAT, COMPLETION, Api, OpenAIEncoder, ResponseBuilder
@@ -38,7 +39,7 @@ def openai_routes(
     max_len: int,
 ) -> APIRouter:
     """Create the routes. max_len: context length in tokens, reported by /v1/models."""
-    router = APIRouter(prefix="/v1")
+    router = APIRouter(prefix="/v1", route_class=BodyRoute)
     serializer = LogprobSerializer(text=text.tokens)
     model = {
         "id": served_name,
@@ -80,7 +81,7 @@ def openai_routes(
         )
 
     @router.post("/completions", response_model=None, responses=openapi_errors.COMPLETION)
-    async def completions(body: CompletionBody, request: Request) -> Response:
+    async def completions(body: JsonBody[CompletionBody], request: Request) -> Response:
         check_model(body.model, served_name)
         requests: list[TokenizedRequest] = []
         prompts = body.prompts()
@@ -104,7 +105,7 @@ def openai_routes(
         return await respond(request, body, requests, COMPLETION, PlainTextParser)
 
     @router.post("/chat/completions", response_model=None, responses=openapi_errors.COMPLETION)
-    async def chat_completions(body: ChatBody, request: Request) -> Response:
+    async def chat_completions(body: JsonBody[ChatBody], request: Request) -> Response:
         check_model(body.model, served_name)
         chat = await chats.tokenize(
             body.messages,

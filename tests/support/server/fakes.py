@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI
 
 from engine import (
@@ -29,6 +28,8 @@ from engine import (
     TokenLogprob,
 )
 from server.app import create_app
+from server.http.connections import ConnectionLimits
+from server.http.graceful_server import GracefulServer
 from server.http.request_records import RequestRecord
 from server.options import ServerOptions
 from tests.support.server.byte_text import EOS, NUM_IDS, byte_codec
@@ -51,6 +52,7 @@ class FakeEngine:
         refusal: EngineError | None = None,
         refuses: Callable[[Request], bool] = lambda request: True,
         steps_before_pause: int | None = None,
+        pauses: Callable[[Request], bool] = lambda request: True,
         stays_queued: bool = False,
     ) -> None:
         self._output = output
@@ -58,6 +60,7 @@ class FakeEngine:
         self._refusal = refusal
         self._refuses = refuses
         self._steps_before_pause = steps_before_pause
+        self._pauses = pauses  # whether a request pauses at all
         self._stays_queued = stays_queued  # is_queued returns True for running requests
         self._aborted: set[str] = set()
         self._death: EngineError | Exception | None = None
@@ -96,7 +99,7 @@ class FakeEngine:
         has_ended = False
         try:
             for num_step, (token_ids, end, num_output) in enumerate(self._steps(request)):
-                while num_step == self._steps_before_pause and not self._is_over(request):
+                while self._is_paused(request, num_step):
                     await asyncio.sleep(0.002)
                 await asyncio.sleep(0)
                 if self._death is not None:
@@ -138,6 +141,10 @@ class FakeEngine:
         if num_tokens == 1:
             return (Round("target", 0, 0, 1),)
         return (Round("draft", num_drafted, num_tokens - 1, num_tokens),)
+
+    def _is_paused(self, request: Request, num_step: int) -> bool:
+        is_at_pause = num_step == self._steps_before_pause
+        return is_at_pause and self._pauses(request) and not self._is_over(request)
 
     def _is_over(self, request: Request) -> bool:
         return self._death is not None or request.request_id in self._aborted
@@ -245,11 +252,12 @@ def app_with(
 
 
 @contextmanager
-def served(app: FastAPI) -> Iterator[str]:
+def served(app: FastAPI, *, limits: ConnectionLimits | None = None) -> Iterator[str]:
     """Serve the app on a free local port; yield its address."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        listener.listen()
+        server = GracefulServer(app, on_ready=_nothing, drain=_pass, abandon=_pass, limits=limits)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -259,6 +267,14 @@ def served(app: FastAPI) -> Iterator[str]:
             server.should_exit = True
             thread.join(timeout=10)
             assert not thread.is_alive(), "the web server does not exit"
+
+
+def _nothing() -> None:
+    pass
+
+
+async def _pass() -> None:
+    pass
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
