@@ -10,6 +10,7 @@ TESTS  := $(VENV)/.installed-for-tests
 PAGE   := $(VENV)/.installed-for-the-page
 CHROMIUM ?= chromium
 ARGS   ?=
+N      ?= 10000
 
 # Install the project with $$extras, without pip's hundreds of lines: what it is at, in one line of a terminal
 # or else in a line each. Errors are pip's own, and so is the exit status.
@@ -23,7 +24,7 @@ define install
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-page test-clients check fix verify bench docs clean
+.PHONY: help setup serve test test-page test-clients check fix verify soak bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -81,6 +82,9 @@ fix: $(STAMP) ## apply what format and lint can apply
 verify: $(TESTS) ## the long proofs: identity with transformers, distribution, leaks, traces
 	$(BIN)/pytest -m "slow and not gpu" -o addopts="--strict-markers --strict-config -v" \
 	    -o log_cli=true -o log_cli_level=INFO
+
+soak: $(STAMP) ## N mixed requests on a tiny model: memory, descriptors and pages stay flat
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.support.server.soak $(N)
 
 bench: $(STAMP) ## against plain decoding, and the two context writes
 	$(BIN)/dspark bench --config $(CONFIG) --compare speculation

@@ -25,10 +25,10 @@ def read_json(path: Path) -> dict[str, object]:
     """Read a JSON object from a file of the checkpoint. Raises DraftLoadError."""
     accepted = f"a JSON object in {path.parent}"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise DraftLoadError(path.name, found=None, accepted=accepted) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DraftLoadError(path.name, found=error, accepted=accepted) from error
     if not isinstance(found, dict):
         raise DraftLoadError(path.name, found=type(found).__name__, accepted=accepted)

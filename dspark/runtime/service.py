@@ -1,5 +1,6 @@
 """Derives the options of text generation and of the HTTP service from the settings."""
 
+import os
 from pathlib import Path
 
 from engine import EngineConfig
@@ -52,4 +53,5 @@ def served_name(settings: Settings) -> str:
         return settings.model.served_name
     if path.startswith(DEMO_PREFIX):
         return path.removeprefix(DEMO_PREFIX)
-    return Path(path).resolve().name if Path(path).is_dir() else path
+    # A symbolic link keeps its own name; abspath follows none.
+    return Path(os.path.abspath(path)).name if Path(path).is_dir() else path

@@ -2,12 +2,18 @@
 
 from pathlib import Path
 
+from jinja2 import TemplateSyntaxError
+
 from dspark.runtime.hub import use_cache_if_offline
 from engine import EngineConfig, LoadError
 from engine.errors import os_error_text
+from server.generation.generation_config import read_json_object
+from server.settings.base import shown
 from server.settings.schema import Settings, SettingsError
 from server.settings.text_files import read_text
-from server.text.tokenizer import TextCodec
+from server.text.tokenizer import ChatTemplateError, TextCodec
+
+_JSON_FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
 def load_text(settings: Settings, config: EngineConfig) -> TextCodec:
@@ -30,13 +36,13 @@ def codec_of(
     template = text_of(chat_template, "model.chat_template") if chat_template else None
     use_cache_if_offline("model.path", target, revision)
     try:
-        return TextCodec.load(
+        codec = TextCodec.load(
             target,
             revision=revision,
             trust_remote_code=trust_remote_code,
             chat_template=template,
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # transformers raises anything for files that are not as it expects
         if not Path(target).is_dir():
             raise LoadError(
                 f"model.path: {target!r} is neither a folder here nor to be had from the model "
@@ -47,7 +53,39 @@ def codec_of(
                 f"model.path: found {target}, a folder without config.json; accepted: the folder "
                 "of a model"
             ) from error
-        raise LoadError(f"model.path: no tokenizer in {target}: {error}") from error
+        _check_files(Path(target))
+        problem = shown(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        raise LoadError(
+            f"model.path: no tokenizer in {target} that transformers can load: {problem}"
+        ) from error
+    problem = _template_error(codec)
+    if problem is not None and chat_template is not None:
+        raise SettingsError(f"model.chat_template: {chat_template}: {problem}")
+    if problem is not None:
+        raise LoadError(f"model.path: {target}: {problem} (model.chat_template replaces it)")
+    return codec
+
+
+def _check_files(folder: Path) -> None:
+    """Raise LoadError for a model's small JSON file that is no JSON object."""
+    for name in _JSON_FILES:
+        if (folder / name).is_file():
+            read_json_object(folder / name)
+
+
+def _template_error(codec: TextCodec) -> str | None:
+    """Return why the chat template is not Jinja, so that no chat could use it."""
+    try:
+        if codec.has_chat_template:
+            codec.encode_chat([{"role": "user", "content": "a"}])
+    except ChatTemplateError as error:
+        cause = error.__cause__
+        if isinstance(cause, TemplateSyntaxError):
+            return (
+                f"found {shown(str(cause.message))} in line {cause.lineno} of the chat template; "
+                "accepted: Jinja"
+            )
+    return None
 
 
 def text_of(file: str, setting: str) -> str:

@@ -1,13 +1,13 @@
 """Identifies the target that a draft was trained for, by a hash over some of its weights."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from draft.checkpoint.reading import read_json
 from engine.errors import LoadError
 from engine.loading.target import LoadedTarget
 
@@ -54,7 +54,7 @@ def refuse_another_target(folder: Path, target: LoadedTarget) -> None:
 
     A draft without a fingerprint passes, and so does a target that has none.
     """
-    named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(FIELD)
+    named = read_json(folder / "config.json").get(FIELD)
     found = target_fingerprint(target) if named is not None else None
     if found is not None and found != named:
         raise LoadError(

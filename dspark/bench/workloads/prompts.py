@@ -8,14 +8,15 @@ One JSON object per line, in one of three forms; `category` is optional in each:
 """
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from server.settings.base import SettingsError, quoted, shown
-from server.settings.text_files import is_unicode, read_text
+from server.settings.base import quoted, shown
+from server.settings.text_files import is_unicode
 
 NO_CATEGORY = "other"
 
@@ -52,17 +53,15 @@ def read_prompts(file: Path | None = None) -> tuple[Prompt, ...]:
     return tuple(parse_prompt(line, f"{name}:{number}") for number, line in prompt_lines(file))
 
 
-def prompt_lines(file: Path | None) -> list[tuple[int, str]]:
+def prompt_lines(file: Path | None) -> list[tuple[int, bytes]]:
     """Return the non-blank lines of a prompt file, each with its number from 1.
 
     Raises PromptFileError for a file without any, and OSError for an unreadable one.
     """
     source = file or files("dspark.bench.workloads") / _OWN_FILE
-    try:
-        text = read_text(source)
-    except SettingsError as error:
-        raise PromptFileError(str(error)) from None
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    content = source.read_bytes().removeprefix(BOM_UTF8).replace(b"\r\n", b"\n")
+    pieces = content.replace(b"\r", b"\n").split(b"\n")
+    lines = [(number, line) for number, line in enumerate(pieces, 1) if line.strip()]
     if not lines:
         raise PromptFileError(f"{file}: found no prompt; accepted: one JSON object a line")
     return lines
@@ -78,11 +77,15 @@ def spread(prompts: Sequence[Prompt], count: int) -> tuple[Prompt, ...]:
     return tuple(prompt for prompt in turns if prompt is not None)[:count]
 
 
-def parse_prompt(line: str, where: str) -> Prompt:
+def parse_prompt(line: bytes, where: str) -> Prompt:
     """Parse one line. Raises PromptFileError, which starts with `where`."""
     try:
-        found = json.loads(line)
+        found = json.loads(line.decode())
         is_text = is_unicode(json.dumps(found, ensure_ascii=False))
+    except UnicodeDecodeError:
+        raise PromptFileError(
+            f"{where}: found bytes that are not UTF-8; accepted: text in UTF-8"
+        ) from None
     except ValueError as error:
         raise PromptFileError(f"{where}: this is no JSON ({error})") from None
     except RecursionError:

@@ -32,6 +32,7 @@ from server.settings.loading import load_settings
 from server.settings.schema import SettingsError
 from server.settings.sources import read_flag
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 from tests.support.server.fakes import FakeEngine, byte_codec, wait_until
 from tests.support.server.tiny_pair import TinyPair
 
@@ -174,13 +175,53 @@ def test_a_prompt_that_the_chat_template_refuses_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pair = TinyPair.write(tmp_path)
-    template = tmp_path / "broken.jinja"
-    template.write_text("{% for m in messages %}{{ m.content")
+    template = tmp_path / "refusing.jinja"
+    template.write_text("{{ raise_exception('no chats') }}")
     argv = ["generate", "hi", *pair.flags, "--chat-template", str(template)]
     assert main(argv) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("dspark: PROMPT: the chat template refuses these messages: ")
     assert line.endswith("; --raw goes without a template")
+
+
+def test_a_chat_template_that_is_not_jinja_is_refused_at_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = TinyPair.write(tmp_path)
+    template = tmp_path / "broken.jinja"
+    template.write_bytes(b"\xef\xbb\xbf\n{% for m in messages %}{{ m.content")
+    argv = ["generate", "hi", *pair.flags]
+    assert main([*argv, "--chat-template", str(template)]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"dspark: model.chat_template: {template}: found unexpected end of ")
+    assert "in line 2 of the chat template; accepted: Jinja" in line
+    (pair.target / "chat_template.jinja").write_text("{% if")
+    assert main(argv) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"dspark: model.path: {pair.target}: found ")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("generation_config.json", '{"top_p": 0}', "'top_p' must be greater than 0; found 0"),
+        ("generation_config.json", '{"top_p": "0.7"}', "'top_p' must be a number; found"),
+        ("generation_config.json", "[]", "found []; accepted: a JSON object"),
+        ("tokenizer_config.json", "[]", "found []; accepted: a JSON object"),
+        ("tokenizer_config.json", "{", "found text that is not JSON: "),
+        ("special_tokens_map.json", "[]", "found []; accepted: a JSON object"),
+        ("config.json", "5", "found 5; accepted: a JSON object"),
+    ],
+)
+def test_a_model_file_that_cannot_be_used_is_one_line_at_start(
+    name: str, content: str, found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = TinyPair.write(tmp_path)
+    (pair.target / name).write_text(content)
+    assert main(["serve", *pair.flags, "--port", str(free_port())]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("dspark: ")
+    assert f"{pair.target / name}: {found}" in line
 
 
 def test_a_folder_that_is_no_model_is_named_as_such(
@@ -414,6 +455,14 @@ def test_a_model_is_served_under_the_name_of_its_folder_or_hub_id(path: str, nam
     assert serve.served_name(settings_of(*flags)) == name  # type: ignore[arg-type]
     named = settings_of(*flags, "model.served_name", "mine")
     assert serve.served_name(named) == "mine"  # type: ignore[arg-type]
+
+
+def test_a_symbolic_link_to_a_model_is_served_under_its_name(tmp_path: Path) -> None:
+    (tmp_path / "0123abc").mkdir()
+    (tmp_path / "my-model").symlink_to(tmp_path / "0123abc")
+    for path in (tmp_path / "my-model", f"{tmp_path}/my-model/", tmp_path / "0123abc/../my-model"):
+        flags = ["speculative.algorithm", "none", "model.path", str(path)]
+        assert serve.served_name(settings_of(*flags)) == "my-model"  # type: ignore[arg-type]
 
 
 def test_options_of_the_service_come_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Limits on connections: time for heads and bodies, number of connections; which parser runs."""
 
+import asyncio
 import json
 import logging
 import resource
@@ -7,12 +8,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
 
 from server.http.connections import ConnectionLimits, max_connections
 from tests.support.paths import ROOT
@@ -176,3 +179,29 @@ def test_more_connections_than_descriptors_wait_and_log_one_line(tmp_path: Path)
 def test_the_limit_on_connections_follows_the_descriptors() -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert max(1, soft - 1000) <= max_connections() < soft
+
+
+def test_a_client_that_does_not_read_pauses_its_stream() -> None:
+    app, num_chunks, has_ended = FastAPI(), 0, False
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal num_chunks, has_ended
+        try:
+            while True:
+                num_chunks += 1
+                yield b"a" * 65536
+                await asyncio.sleep(0)  # sends to a closed connection do not wait
+        finally:
+            has_ended = True
+
+    app.add_api_route("/endless", lambda: StreamingResponse(chunks()))
+    with served(app) as url:
+        with connection_to(url) as connection:
+            connection.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+            wait_until(lambda: num_chunks > 0)
+            time.sleep(0.3)
+            first = num_chunks
+            time.sleep(0.3)
+            assert num_chunks == first, "the server buffers what the client does not read"
+            assert num_chunks < 400  # 25 MB, nearly all in the system's buffers
+        wait_until(lambda: has_ended)

@@ -70,8 +70,8 @@ def check_cost(name: str, content: bytes, model: type[BaseModel]) -> None:
     assert extra_mb < 50, (name, len(content), extra_mb)
 
 
-def test_wrong_lists_of_half_a_megabyte_are_refused_cheaply() -> None:
-    for name, route, content in large_bodies(2**19):
+def test_messages_about_wrong_lists_are_short() -> None:
+    for name, route, content in large_bodies(2**15):
         found = refusal(content, MODELS[route])
         assert found is None or len(str(found)) < 1000, name
 

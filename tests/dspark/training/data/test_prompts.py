@@ -38,6 +38,20 @@ def test_a_malformed_line_is_named_by_its_number_and_refused_or_skipped(tmp_path
         read_training_prompts([file], skips_malformed=False)
     found = read_training_prompts([file], skips_malformed=True)
     assert len(found.by_key) == 1
+
+
+@pytest.mark.parametrize(
+    "line", [b"\xff", b'{"prompt": "\\ud800"}', b"[" * 5000, b'{"prompt": ' + b"9" * 5000 + b"}"]
+)
+def test_a_line_that_is_no_text_is_named_or_skipped(tmp_path: Path, line: bytes) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"prompt": "good"}\r\n' + line + b'\r\n{"prompt": "too"}\n')
+    with pytest.raises(PromptFileError, match=r"p.jsonl:2: ") as error:
+        read_training_prompts([file], skips_malformed=False)
+    assert len(str(error.value)) < 300 + len(str(tmp_path))
+    found = read_training_prompts([file], skips_malformed=True)
+    assert [p.messages[0]["content"] for p in found.by_key.values()] == ["good", "too"]
+    assert len(found.complaints) == 1
     assert [c.split(": ")[0].rpartition(":")[2] for c in found.complaints] == ["2", "3"]
 
 
