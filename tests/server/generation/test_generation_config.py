@@ -55,7 +55,7 @@ def test_a_model_without_the_file_has_no_defaults(tmp_path: Path) -> None:
         ({"top_p": "0.7"}, "'top_p' must be a number; found \"0.7\""),
         ({"temperature": -1}, "'temperature' must be at least 0; found -1"),
         ({"temperature": True}, "'temperature' must be a number; found true"),
-        ({"top_k": -7}, "'top_k' must be -1 (off) or at least 1; found -7"),
+        ({"top_k": -7}, "'top_k' must be -1 or 0 (off), or at least 1; found -7"),
         ({"top_k": [50]}, "'top_k' must be an integer; found [50]"),
         ({"min_p": 2}, "'min_p' must be at most 1; found 2"),
         ({"repetition_penalty": 0}, "'repetition_penalty' must be at least 0.01; found 0"),

@@ -135,7 +135,7 @@ def test_a_stream_over_http_1_0_has_no_chunks(address: str) -> None:
         (b"http://x/health", b"200"),
         (b"HTTPS://x.example:8000/health?a=1", b"200"),
         (b"http://x/nothing", b"404"),
-        (b"http://x", b"404"),
+        (b"http://x", b"200"),
     ],
 )
 def test_an_absolute_target_is_served(address: str, target: bytes, status: bytes) -> None:
