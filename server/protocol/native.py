@@ -222,7 +222,7 @@ class ContextKVBody(Body):
 
 
 Texts = Annotated[
-    _Nothing | Annotated[Text, Tag("<one>")] | Annotated[list[Text], Tag("<many>"), _AtMost],
+    _Nothing | Annotated[Text, Tag("<one>")] | Annotated[list[Text], Tag("<many>"), _PerPrompt],
     _choice(_one_or_many, "a string or a list of strings"),
 ]
 

@@ -7,11 +7,19 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from engine import MAX_TOP_LOGPROBS
 from server.errors.validation_errors import field_error
-from server.protocol.base import Body, Text
-from server.protocol.common import Message, Prompt, SamplingFields, TemplateKwargs
+from server.protocol.base import Body, Text, item_count
+from server.protocol.common import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    Message,
+    Prompt,
+    SamplingFields,
+    TemplateKwargs,
+)
 from server.protocol.engine_options import LogprobOptions, ReasoningRequest, effort_of
 from server.protocol.structured_output import grammar_of
 from server.protocol.tools import (
+    MAX_TOOLS,
     CalledFunction,
     FunctionBody,
     ToolBody,
@@ -23,6 +31,7 @@ from server.protocol.tools import (
 )
 from server.structured_output.grammar_spec import GrammarSpec
 
+_MAX_INCLUDES = 64
 LOGPROBS = "message.output_text.logprobs"  # of `include`
 
 
@@ -36,7 +45,8 @@ class ContentPart(Body):
 
 
 Parts = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[list[ContentPart], Tag("<parts>")],
+    Annotated[Text, Tag("<text>")]
+    | Annotated[list[ContentPart], Tag("<parts>"), item_count(MAX_PARTS)],
     Discriminator(
         lambda value: {str: "<text>", list: "<parts>"}.get(type(value)),
         custom_error_type="content",
@@ -92,8 +102,8 @@ class ReasoningItem(Body):
     IGNORED = frozenset({"id", "status", "encrypted_content"})
 
     type: Literal["reasoning"]
-    summary: list[ReasoningText] | None = None
-    content: list[ReasoningText] | None = None
+    summary: Annotated[list[ReasoningText], item_count(MAX_PARTS)] | None = None
+    content: Annotated[list[ReasoningText], item_count(MAX_PARTS)] | None = None
 
 
 class ReferenceItem(Body):
@@ -214,7 +224,7 @@ class ResponsesBody(SamplingFields):
     model: str | None = None
     input: Annotated[
         Annotated[Prompt, Tag("<text>")]
-        | Annotated[list[Item], Tag("<items>"), Field(min_length=1)],
+        | Annotated[list[Item], Tag("<items>"), item_count(MAX_MESSAGES, least=1)],
         Discriminator(
             lambda value: {str: "<text>", list: "<items>"}.get(type(value)),
             custom_error_type="input",
@@ -227,11 +237,11 @@ class ResponsesBody(SamplingFields):
     stream: bool | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     metadata: dict[str, Any] | None = None
-    include: list[Text] | None = None
+    include: Annotated[list[Text], item_count(_MAX_INCLUDES)] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    tools: Annotated[list[ResponsesTool], Field(max_length=256)] | None = None
+    tools: Annotated[list[ResponsesTool], item_count(MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None

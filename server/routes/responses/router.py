@@ -14,6 +14,7 @@ from server.generation.generator import TextGenerator
 from server.protocol.model_name import check_model
 from server.protocol.responses import ITEMS, Item, ReferenceItem, ResponsesBody, chat_of
 from server.routes import openapi_errors
+from server.routes.body_route import BodyRoute, JsonBody
 from server.routes.logprobs import LogprobSerializer
 from server.routes.responder import Responder
 from server.routes.responses.objects import Event, ResponseEncoder, new_response
@@ -32,11 +33,11 @@ def responses_routes(
     store: ResponseStore,
 ) -> APIRouter:
     """Create the routes. Responses are kept in the store, for the key that made them."""
-    router = APIRouter(prefix="/v1/responses")
+    router = APIRouter(prefix="/v1/responses", route_class=BodyRoute)
     serializer = LogprobSerializer(text=text.tokens)
 
     @router.post("", response_model=None, responses=openapi_errors.COMPLETION)
-    async def create(body: ResponsesBody, request: Request) -> Response:
+    async def create(body: JsonBody[ResponsesBody], request: Request) -> Response:
         check_model(body.model, served_name)
         owner = request.state.owner
         if body.store:

@@ -15,6 +15,7 @@ from server.protocol.body_reader import read_body
 from server.protocol.json_bounds import MAX_VALUES, bounds_error
 from server.protocol.native import DetokenizeBody, GenerateBody, TokenizeBody
 from server.protocol.openai import ChatBody, CompletionBody
+from server.protocol.responses import ResponsesBody
 from tests.support.server.large_bodies import ITEMS, large_bodies
 
 MODELS: dict[str, type[BaseModel]] = {
@@ -22,6 +23,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
     "/v1/messages": MessagesBody,
+    "/v1/responses": ResponsesBody,
     "/detokenize": DetokenizeBody,
     "/tokenize": TokenizeBody,
 }
