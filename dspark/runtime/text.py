@@ -54,9 +54,9 @@ def codec_of(
                 "of a model"
             ) from error
         _check_files(Path(target))
-        problem = shown(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        cause = shown(" ".join(f"{type(error).__name__}: {error}".split()), 300)
         raise LoadError(
-            f"model.path: no tokenizer in {target} that transformers can load: {problem}"
+            f"model.path: no tokenizer in {target} that transformers can load: {cause}"
         ) from error
     problem = _template_error(codec)
     if problem is not None and chat_template is not None:
