@@ -13,7 +13,12 @@ from server.settings.schema import Settings, SettingsError
 from server.settings.text_files import read_text
 from server.text.tokenizer import ChatTemplateError, TextCodec
 
-_JSON_FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json")
+_JSON_FILES = (
+    "config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+)
 
 
 def load_text(settings: Settings, config: EngineConfig) -> TextCodec:
@@ -35,6 +40,7 @@ def codec_of(
     """
     template = text_of(chat_template, "model.chat_template") if chat_template else None
     use_cache_if_offline("model.path", target, revision)
+    _check_files(Path(target))
     try:
         codec = TextCodec.load(
             target,
@@ -53,7 +59,6 @@ def codec_of(
                 f"model.path: found {target}, a folder without config.json; accepted: the folder "
                 "of a model"
             ) from error
-        _check_files(Path(target))
         cause = shown(" ".join(f"{type(error).__name__}: {error}".split()), 300)
         raise LoadError(
             f"model.path: no tokenizer in {target} that transformers can load: {cause}"

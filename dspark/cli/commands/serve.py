@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
         warn_if_busy()
         config = resolved_engine_config(settings)
         text = load_text(settings, config)
+        options = server_options(settings, config, keys=keys)
         with tracing(settings) as listeners, running_engine(config) as engine:
-            options = server_options(settings, config, keys=keys)
             server = _web_server(
                 settings, engine, text, options, listeners, listener.url, started, certificate
             )
