@@ -21,6 +21,8 @@ CHECKS = [
 
 app = app_with(FakeEngine(), tool_parser="hermes", reasoning_parser="think")
 schema = schemathesis.openapi.from_asgi("/openapi.json", app)
+# Its cases hold one item more than each limit allows, a million in some lists.
+schema.config.phases.coverage.enabled = False
 
 
 @schema.parametrize()
