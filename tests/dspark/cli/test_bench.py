@@ -213,7 +213,7 @@ def test_a_prompt_that_does_not_fit_is_refused_before_the_first_trial(
         ),
         (
             [*PLAIN, "--compare", "speculation"],
-            "--compare speculation: speculative.algorithm is none; accepted: a config with a draft",
+            "--compare speculation: speculative.algorithm is none; accepted: dspark or lookup",
         ),
         (
             [*DRAFTED, "--trials", "0"],

@@ -55,7 +55,7 @@ def test_a_misread_draft_is_exit_code_1_and_the_right_reading_is_named(
 @pytest.mark.parametrize(
     ("flags", "code", "line"),
     [
-        (["--speculative-algorithm", "none"], 2, "accepted: a draft to diagnose"),
+        (["--speculative-algorithm", "none"], 2, "accepted: dspark, with a draft to diagnose"),
         (["--draft-model", "some/draft"], 1, "some/draft is not on this machine; --load"),
     ],
 )
