@@ -36,7 +36,7 @@ def test_a_folder_of_that_name_is_no_config(empty_folder: Path) -> None:
 
 
 def test_a_name_that_is_no_config_is_refused_with_the_accepted_ones(empty_folder: Path) -> None:
-    with pytest.raises(SettingsError, match=r"config dem: found no such file; .* demo, qwen3-"):
+    with pytest.raises(SettingsError, match=r"config dem: found no such file; .* demo, gemma4-"):
         find_config("dem")
 
 
