@@ -21,6 +21,7 @@ NORMS = {
     "qwen3": 4 * LAYERS + 1,
     "qwen3_moe": 4 * LAYERS + 1,
     "gemma3": 0,  # multiplies by 1 + weight
+    "gemma4": 6 * LAYERS + 1,  # around both halves of a layer, and of queries and keys
 }
 
 
