@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from server.structured_output import sandbox as sandbox_module
+from server.structured_output import worker_process
 from server.structured_output.sandbox import SandboxError, SandboxPool
 
 _CRASH = "import os, signal, sys; sys.stdin.readline(); print('{}', flush=True)"
@@ -30,7 +30,7 @@ REQUEST = {"kind": "regex", "text": "ab"}
     ],
 )
 def test_a_crash_names_its_cause(end: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox_module, "_WORKER", f"{_CRASH}\nsys.stdin.readline()\n{end}")
+    monkeypatch.setattr(worker_process, "_CODE", f"{_CRASH}\nsys.stdin.readline()\n{end}")
     with pytest.raises(SandboxError, match=reason):
         SandboxPool(timeout_s=10).check(REQUEST)
 
