@@ -15,8 +15,7 @@ from engine import EngineBusy
 from server.errors.api_errors import ApiError
 from server.structured_output.grammar_mask import GrammarMask
 from server.structured_output.grammar_spec import ANY_OBJECT, GrammarSpec
-from server.structured_output.limits import LIMITS
-from server.structured_output.llguidance_grammar import grammar_list, grammar_part
+from server.structured_output.llguidance_grammar import LIMITS, grammar_list, grammar_part
 from server.structured_output.output_grammar import OutputGrammar
 from server.structured_output.sandbox import SandboxError, SandboxPool
 from server.structured_output.vocabulary import grammar_tokenizer

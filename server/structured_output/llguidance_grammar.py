@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import is_lark_syntax
 
 from server.structured_output.ascii_classes import ascii_classes, ascii_lark
@@ -24,6 +24,9 @@ from server.structured_output.json_schema import (
     escaped,
     exact_schema,
 )
+
+# Cost limits of a grammar, in llguidance's units.
+LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
 # Between the parts of a JSON text: nothing, a space, or a line break with its indentation. Without
 # a bound a model could generate whitespace without end.

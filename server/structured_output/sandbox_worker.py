@@ -17,8 +17,8 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from server.structured_output.json_schema import GrammarError
-from server.structured_output.limits import LIMITS
 from server.structured_output.llguidance_grammar import (
+    LIMITS,
     error_summary,
     failing_location,
     grammar_list,

@@ -3,8 +3,12 @@
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from server.structured_output.limits import LIMITS
-from server.structured_output.llguidance_grammar import GrammarError, grammar_list, grammar_part
+from server.structured_output.llguidance_grammar import (
+    LIMITS,
+    GrammarError,
+    grammar_list,
+    grammar_part,
+)
 from server.structured_output.sandbox_worker import _ByteVocabulary
 
 TOKENIZER = LLTokenizer(TokenizerWrapper(_ByteVocabulary()), slices=[])

@@ -13,8 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from server.structured_output.grammar_mask import GrammarMask
 from server.structured_output.grammar_spec import GrammarKind
-from server.structured_output.limits import LIMITS
-from server.structured_output.llguidance_grammar import grammar_list, grammar_part
+from server.structured_output.llguidance_grammar import LIMITS, grammar_list, grammar_part
 from server.structured_output.vocabulary import grammar_tokenizer
 from tests.support.server.grammar_cases import BOUNDED
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from server.structured_output.json_schema import GrammarError, exact_schema
-from server.structured_output.limits import LIMITS
-from server.structured_output.llguidance_grammar import grammar_list, grammar_part
+from server.structured_output.llguidance_grammar import LIMITS, grammar_list, grammar_part
 from server.structured_output.sandbox_worker import _ByteVocabulary
 
 TOKENIZER = LLTokenizer(TokenizerWrapper(_ByteVocabulary()), slices=[])

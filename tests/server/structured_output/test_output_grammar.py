@@ -11,8 +11,7 @@ from server.parsers.message_parts import ToolCall, parse_complete
 from server.parsers.tool_calls import tool_parser
 from server.structured_output.grammar_mask import GrammarMask
 from server.structured_output.grammar_spec import GrammarSpec
-from server.structured_output.limits import LIMITS
-from server.structured_output.llguidance_grammar import grammar_list, grammar_part
+from server.structured_output.llguidance_grammar import LIMITS, grammar_list, grammar_part
 from server.structured_output.output_grammar import (
     CallFormat,
     OutputGrammar,

@@ -24,8 +24,7 @@ from engine import EngineSamplingParams, Request
 from engine.loading.target import LoadedTarget, by_transformers_alone
 from server.generation.stop_strings import StopStringScanner, StopTable
 from server.structured_output.grammar_mask import GrammarMask
-from server.structured_output.limits import LIMITS
-from server.structured_output.llguidance_grammar import grammar_list, grammar_part
+from server.structured_output.llguidance_grammar import LIMITS, grammar_list, grammar_part
 from server.structured_output.vocabulary import grammar_tokenizer
 from server.text.detokenizer import WindowDecoder
 from tests.support.engine.tiny_models import VOCAB, tiny_target
