@@ -161,6 +161,11 @@ class SpeculationStats:
         """Tokens committed per round, bonus included; 0.0 before the first round."""
         return 1 + self.num_accepted / self.num_rounds if self.num_rounds else 0.0
 
+    @property
+    def accept_rate(self) -> float:
+        """Share of draft tokens that were accepted; 0.0 before the first round."""
+        return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Finish:

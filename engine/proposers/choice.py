@@ -59,12 +59,12 @@ def choose(
     is divided by 1 + patience. earned: tokens per second that the same time earns elsewhere; then
     the tokens beyond those are maximised instead of the rate.
     """
-    nobody = np.zeros(len(draft), dtype=np.bool_)
+    no_drafts = np.zeros(len(draft), dtype=np.bool_)
     objective = _Objective(base_tokens, patience, earned)
-    best = _best_rows(nobody, lookup, table.passes, float(table.drafts[0]), objective)
+    best = _best_rows(no_drafts, lookup, table.passes, float(table.drafts[0]), objective)
     if not draft.any():
         return best
-    sets = [~nobody] if len(draft) == 1 else _drafting_sets(draft, lookup, table, best, earned)
+    sets = [~no_drafts] if len(draft) == 1 else _drafting_sets(draft, lookup, table, best, earned)
     for is_drafting in sets:
         chances = np.where(is_drafting[:, None], draft, lookup)
         seconds = float(table.drafts[np.count_nonzero(is_drafting)])

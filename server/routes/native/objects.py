@@ -145,7 +145,6 @@ def completion_object(
 
 def _meta_info(tokenized: TokenizedRequest, finish: Finish, seconds: float) -> dict[str, object]:
     stats = finish.speculation
-    num_drafted = stats.num_draft_tokens
     return {
         "id": tokenized.names[0],
         "finish_reason": _finish_reason(finish),
@@ -157,11 +156,11 @@ def _meta_info(tokenized: TokenizedRequest, finish: Finish, seconds: float) -> d
         "prefill_time": finish.prefill_seconds,
         "decode_time": finish.decode_seconds,
         "spec_accept_length": stats.mean_accept_length,
-        "spec_accept_rate": stats.num_accepted / num_drafted if num_drafted else 0.0,
+        "spec_accept_rate": stats.accept_rate,
         "spec_verify_ct": stats.num_rounds,
         "spec_accept_histogram": stats.accept_counts,
         "spec_accept_token_num": stats.num_accepted,
-        "spec_draft_token_num": num_drafted,
+        "spec_draft_token_num": stats.num_draft_tokens,
         "spec_sources": spec_sources(stats),
     }
 

@@ -26,12 +26,11 @@ def speculation_of(stats: SpeculationStats) -> dict[str, object]:
     accept_length includes the bonus token. accept_histogram[a] counts rounds with a accepted
     drafts.
     """
-    num_drafted = stats.num_draft_tokens
     return {
         "accept_length": stats.mean_accept_length,
-        "accept_rate": stats.num_accepted / num_drafted if num_drafted else 0.0,
+        "accept_rate": stats.accept_rate,
         "accept_histogram": stats.accept_counts,
         "num_rounds": stats.num_rounds,
-        "num_draft_tokens": num_drafted,
+        "num_draft_tokens": stats.num_draft_tokens,
         "num_accepted_tokens": stats.num_accepted,
     }
