@@ -24,7 +24,8 @@ from dspark.cli.number_flags import at_least_one
 from engine.errors import os_error_text
 from server.settings.rendering import public_values
 from server.settings.schema import Settings, SettingsError
-from server.text.tokenizer import ChatTemplateError, TextCodec
+from server.text.chat_template import ChatTemplateError
+from server.text.tokenizer import TextCodec
 
 if TYPE_CHECKING:
     from dspark.bench.running import Measurement

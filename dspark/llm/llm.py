@@ -45,7 +45,7 @@ from server.parsers.message_parts import NewParser, PlainTextParser
 from server.protocol.common import Message as ChatMessage
 from server.protocol.native import GenerateBody, SamplingBody
 from server.protocol.tools import ToolFields
-from server.text.tokenizer import ChatExtras
+from server.text.chat_template import ChatExtras
 
 T = TypeVar("T")
 Message = dict[str, Any]

@@ -11,7 +11,8 @@ from server.generation.generation_config import read_json_object
 from server.settings.base import shown
 from server.settings.schema import Settings, SettingsError
 from server.settings.text_files import read_text
-from server.text.tokenizer import ChatTemplateError, TextCodec
+from server.text.chat_template import ChatTemplateError
+from server.text.tokenizer import TextCodec
 
 _JSON_FILES = (
     "config.json",

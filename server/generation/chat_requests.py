@@ -10,7 +10,7 @@ from server.parsers.message_parts import NewParser
 from server.protocol.common import Message, SamplingFields
 from server.protocol.engine_options import LogprobOptions, ReasoningRequest
 from server.protocol.tools import ToolChoiceMode
-from server.text.tokenizer import ChatExtras
+from server.text.chat_template import ChatExtras
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from server.protocol.common import MAX_PROMPTS, Message, SamplingFields
 from server.protocol.engine_options import LogprobOptions
 from server.structured_output.compiler import CompiledGrammar, GrammarCompiler
 from server.structured_output.output_grammar import OutputGrammar
-from server.text.tokenizer import NO_EXTRAS, ChatExtras, ChatTemplateError, TextCodec
+from server.text.chat_template import NO_EXTRAS, ChatExtras, ChatTemplateError
+from server.text.tokenizer import TextCodec
 
 _MAX_TEMPERATURE = 1e30  # the distribution is uniform; float32 ends at 3e38
 

@@ -11,7 +11,7 @@ from server.generation.input_processor import (
 from server.protocol.common import Message
 from server.protocol.native import GenerateBody, SamplingBody
 from server.structured_output.output_grammar import OutputGrammar
-from server.text.tokenizer import ChatExtras
+from server.text.chat_template import ChatExtras
 
 
 async def tokenize_native(

@@ -1,46 +1,23 @@
-"""Encodes text and chats to token ids, and creates decoders."""
+"""Encodes text to token ids, and creates decoders."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from server.text.content_tokens import ChatInput, ContentTokens
+from server.text.chat_template import NO_EXTRAS, ChatExtras, ChatTemplate, TemplateTokenizer
+from server.text.content_tokens import ContentTokens
 from server.text.detokenizer import ByteDecoder, Decoder, WindowDecoder
 from server.text.token_bytes import ByteLevelTokens, TokenTexts, TokenTokenizer
 
-_KNOWN_MESSAGE = "a message that is known"
 _NO_LIMIT = 10**30  # as in transformers
 
-_NO_TEMPLATE = "this model has no chat template; accepted: --chat-template FILE, with one"
 
-
-class ChatTemplateError(ValueError):
-    """The model has no chat template, or its template refuses these messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatExtras:
-    """Arguments of a chat template in addition to the messages."""
-
-    tools: Sequence[Mapping[str, Any]] = ()
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    continue_final_message: bool = False  # the output continues the assistant's last message
-    add_generation_prompt: bool = True  # the prompt ends with the start of the assistant's turn
-
-
-NO_EXTRAS = ChatExtras()
-
-
-class Tokenizer(TokenTokenizer, Protocol):
+class Tokenizer(TokenTokenizer, TemplateTokenizer, Protocol):
     """The part of a Hugging Face tokenizer that this module uses."""
 
-    chat_template: Any
     all_special_ids: list[int]
     added_tokens_decoder: Mapping[int, Any]
-
-    def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
 
 
 class TextCodec:
@@ -61,9 +38,12 @@ class TextCodec:
         marked = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special_ids = frozenset(tokenizer.all_special_ids) | marked
         self._names = {i: name for name, i in self._ids.items() if i in self._special_ids}
-        self._content_tokens = ContentTokens(
-            backend=getattr(tokenizer, "backend_tokenizer", None),
-            special_ids={name: i for i, name in self._names.items()},
+        self._template = ChatTemplate(
+            tokenizer=tokenizer,
+            content_tokens=ContentTokens(
+                backend=getattr(tokenizer, "backend_tokenizer", None),
+                special_ids={name: i for i, name in self._names.items()},
+            ),
         )
 
     @classmethod
@@ -92,8 +72,7 @@ class TextCodec:
     @property
     def chat_template(self) -> str:
         """The template's text, all texts of a model with several; empty without one."""
-        template = self._tokenizer.chat_template or ""
-        return template if isinstance(template, str) else str(template)
+        return self._template.text
 
     def ids_of(self, tokens: Iterable[str]) -> frozenset[int]:
         """Return the ids of the texts that are single tokens."""
@@ -114,7 +93,7 @@ class TextCodec:
 
     @property
     def has_chat_template(self) -> bool:
-        return bool(self._tokenizer.chat_template)
+        return bool(self._template.text)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -126,39 +105,13 @@ class TextCodec:
         *,
         special_tokens_in_content: bool = False,
     ) -> list[int]:
-        """Encode a chat up to the start of the assistant's turn.
+        """Encode a chat up to the start of the assistant's turn. Raises ChatTemplateError.
 
-        Adds no special tokens, because the template contains them. Texts of special tokens in the
-        content are plain text, unless special_tokens_in_content is set. Raises ChatTemplateError.
+        special_tokens_in_content: texts of special tokens in a message become special tokens.
         """
-        if not self.has_chat_template:
-            raise ChatTemplateError(_NO_TEMPLATE)
-        chat = {
-            "messages": [dict(message) for message in messages],
-            "tools": [dict(tool) for tool in extras.tools] or None,
-            **extras.template_kwargs,
-        }
-        render = partial(self._render, _ending(extras))
-        if special_tokens_in_content or not self._content_tokens.are_in(chat):
-            return self.encode(render(chat), add_special_tokens=False)
-        if not self._content_tokens.can_encode:
-            raise ChatTemplateError(
-                "a message contains the text of a special token, which this model's tokenizer "
-                "cannot encode as text; leave it out, or set server.special_tokens_in_content"
-            )
-        return self._content_tokens.encode(chat, render)
-
-    def _render(self, turn: Mapping[str, bool], chat: ChatInput) -> str:
-        """Return the text of the chat template. Raises ChatTemplateError."""
-        options = {name: value for name, value in chat.items() if name != "messages"}
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                chat["messages"], tokenize=False, **turn, **options
-            )
-            text.encode()  # tool arguments may contain a lone surrogate
-        except Exception as error:  # a template may raise anything
-            raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
-        return text
+        return self._template.encode(
+            messages, extras, special_tokens_in_content=special_tokens_in_content
+        )
 
     def description(self) -> dict[str, object]:
         """Return what clients need to use the tokenizer: its class, template and special tokens."""
@@ -172,26 +125,9 @@ class TextCodec:
     def user_turn(self) -> tuple[list[int], frozenset[int]]:
         """Return the tokens before a first user message, and the special tokens that may end it.
 
-        Renders a known message. Raises ChatTemplateError unless the template contains it once,
-        unchanged.
+        Raises ChatTemplateError.
         """
-        if not self.has_chat_template:
-            raise ChatTemplateError(_NO_TEMPLATE)
-        try:
-            text = self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": _KNOWN_MESSAGE}], tokenize=False
-            )
-        except Exception as error:  # a template may raise anything
-            raise ChatTemplateError(f"the chat template refuses a user message: {error}") from error
-        before, *after = text.split(_KNOWN_MESSAGE)
-        if len(after) != 1 or not before:
-            raise ChatTemplateError(
-                "this chat template does not show where a user's message begins: a message occurs "
-                f"{len(after)} times, after {len(before)} characters; accepted: once, after some"
-            )
-        # A space before the message is part of the message's first token.
-        opening = self.encode(before.rstrip(" "), add_special_tokens=False)
-        closing = self.encode(after[0].lstrip(" "), add_special_tokens=False)
+        opening, closing = self._template.around_user_message()
         return opening, frozenset(closing[:1]) & self._special_ids
 
     def skipped_tokens(
@@ -233,10 +169,3 @@ class TextCodec:
             decode=lambda ids: self.decode(ids, skip_special_tokens=skips_in_tokenizer),
             skips=lambda token_id: token_id in skipped or token_id >= self._num_ids,
         )
-
-
-def _ending(extras: ChatExtras) -> dict[str, bool]:
-    """Return the template's options for the end of the prompt."""
-    if extras.continue_final_message:
-        return {"continue_final_message": True}
-    return {"add_generation_prompt": True} if extras.add_generation_prompt else {}

@@ -13,7 +13,8 @@ from engine import EngineClient, EngineSamplingParams, Finish, Request, TokenEve
 from server.settings.base import SettingsError, quoted
 from server.settings.flags import add_settings_flags
 from server.settings.text_files import decoded, is_unicode
-from server.text.tokenizer import ChatTemplateError, TextCodec
+from server.text.chat_template import ChatTemplateError
+from server.text.tokenizer import TextCodec
 
 USAGE = "dspark generate [PROMPT] [--model MODEL | --config FILE] [options]"
 

@@ -15,7 +15,8 @@ from dspark.training.data.own_prompts import (
 )
 from dspark.training.run.stages import timed_stage
 from server.settings.schema import SettingsError
-from server.text.tokenizer import ChatTemplateError, TextCodec
+from server.text.chat_template import ChatTemplateError
+from server.text.tokenizer import TextCodec
 
 if TYPE_CHECKING:
     from dspark.training.run.pipeline import Training

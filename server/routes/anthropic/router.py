@@ -16,7 +16,7 @@ from server.routes.body_route import BodyRoute, JsonBody
 from server.routes.openapi_errors import ANTHROPIC_ERRORS, COMPLETION
 from server.routes.responder import Responder
 from server.routes.sse_dialects import ANTHROPIC
-from server.text.tokenizer import ChatExtras
+from server.text.chat_template import ChatExtras
 
 
 def anthropic_routes(

@@ -14,7 +14,8 @@ from server.routes.logprobs import LogprobSerializer
 from server.routes.native.objects import NativeEncoder, NativeLogprobs, completion_object
 from server.routes.openapi_errors import COMPLETION
 from server.routes.responder import Responder
-from server.text.tokenizer import ChatExtras, TextCodec
+from server.text.chat_template import ChatExtras
+from server.text.tokenizer import TextCodec
 
 
 def native_routes(

@@ -26,7 +26,8 @@ from server.routes.openai.logprobs import ChoiceLogprobs
 from server.routes.openai.objects import CHAT, COMPLETION, Api, OpenAIEncoder, ResponseBuilder
 from server.routes.responder import Responder
 from server.structured_output.output_grammar import OutputGrammar
-from server.text.tokenizer import ChatExtras, TextCodec
+from server.text.chat_template import ChatExtras
+from server.text.tokenizer import TextCodec
 
 
 def openai_routes(

@@ -20,7 +20,8 @@ from server.routes.responder import Responder
 from server.routes.responses.objects import Event, ResponseEncoder, new_response
 from server.routes.responses.store import ResponseStore, StoredResponse, with_ids
 from server.routes.sse_dialects import responses_dialect
-from server.text.tokenizer import ChatExtras, TextCodec
+from server.text.chat_template import ChatExtras
+from server.text.tokenizer import TextCodec
 
 
 def responses_routes(

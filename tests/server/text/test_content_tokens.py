@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from server.text.tokenizer import ChatExtras, ChatTemplateError, TextCodec
+from server.text.chat_template import ChatExtras, ChatTemplateError
+from server.text.tokenizer import TextCodec
 from tests.server.conftest import Connect
 from tests.support.server.byte_text import byte_codec
 from tests.support.server.fakes import FakeEngine

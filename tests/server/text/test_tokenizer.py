@@ -7,9 +7,10 @@ from jinja2 import TemplateError
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from server.text.chat_template import ChatTemplateError
 from server.text.detokenizer import ByteDecoder
-from server.text.tokenizer import ChatTemplateError, TextCodec
-from tests.support.server.byte_text import BOS, EOS, NUM_IDS, ByteTokenizer, byte_codec
+from server.text.tokenizer import TextCodec
+from tests.support.server.byte_text import BOS, EOS, NUM_IDS, byte_codec
 
 CORPUS = ["naïve café 日本語 日本 👩‍👩‍👧 👍🏽 e\u0301 the then 日"] * 4
 # Letters with accents on top, ideographs, emoji with joiners and skin tones, plain text.
@@ -130,24 +131,6 @@ def _tokenizer_with_end() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE({"a": 0}, []))
     tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
     return tokenizer
-
-
-def test_a_chat_is_rendered_and_encoded_without_further_special_tokens() -> None:
-    ids = byte_codec().encode_chat([{"role": "user", "content": "hi"}])
-    assert bytes(ids) == b"user: hi\nassistant: "
-
-
-def test_a_template_error_is_reported() -> None:
-    messages = [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]
-    with pytest.raises(ChatTemplateError, match="system must come first"):
-        byte_codec().encode_chat(messages)
-
-
-def test_a_chat_without_a_chat_template_is_refused() -> None:
-    tokenizer = ByteTokenizer()
-    tokenizer.chat_template = None
-    with pytest.raises(ChatTemplateError, match="no chat template; accepted: --chat-template"):
-        TextCodec(tokenizer=tokenizer).encode_chat([{"role": "user", "content": "hi"}])
 
 
 def test_a_tokenizer_is_loaded_from_a_folder_with_a_custom_template(

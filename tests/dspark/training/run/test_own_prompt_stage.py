@@ -7,7 +7,8 @@ import pytest
 
 from dspark.training.run.own_prompt_stage import user_turn_of
 from server.settings.schema import SettingsError
-from server.text.tokenizer import ChatTemplateError, TextCodec
+from server.text.chat_template import ChatTemplateError
+from server.text.tokenizer import TextCodec
 from tests.support.server.tiny_pair import TinyPair, character_tokenizer
 from tests.support.training.command import train, write_config
 
