@@ -98,7 +98,9 @@ def test_a_chat_without_special_tokens_keeps_its_ids(codec: TextCodec, content: 
     expected = codec.encode_chat(user(content), special_tokens_in_content=True)
     assert codec.encode_chat(user(content)) == expected
     chat = {"messages": user(content), "tools": None}
-    assert codec._content_tokens.encode(chat, lambda c: codec._render(TURN, c)) == expected
+    template = codec._template
+    encoded = template._content_tokens.encode(chat, lambda c: template._render(TURN, c))
+    assert encoded == expected
 
 
 TURN = {"add_generation_prompt": True}
