@@ -18,10 +18,14 @@ TREE=llama_cpp_python-$VERSION/vendor/llama.cpp
 cmake -S "$TREE" -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_BUILD_SERVER=ON \
     -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_UI=OFF \
     -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_APP=OFF
-cmake --build build --target llama-server --parallel "$(nproc)"
+cmake --build build --target llama-server llama-quantize llama-perplexity --parallel "$(nproc)"
 
 venv/bin/pip install --quiet torch transformers sentencepiece protobuf "gguf>=0.17"
 venv/bin/python "$TREE/convert_hf_to_gguf.py" "$MODEL" --outtype f32 --outfile model-f32.gguf
-ln -sf build/bin/llama-server llama-server
+for program in llama-server llama-quantize llama-perplexity; do
+    ln -sf "build/bin/$program" "$program"
+done
+./llama-quantize model-f32.gguf model-q8_0.gguf Q8_0
+./llama-quantize model-f32.gguf model-q4_k_m.gguf Q4_K_M
 echo "server: $PWD/llama-server"
-echo "model:  $PWD/model-f32.gguf"
+echo "models: $PWD/model-f32.gguf, model-q8_0.gguf, model-q4_k_m.gguf"

@@ -35,7 +35,7 @@ CONF
 export APT_CONFIG="$WORK/apt/apt.conf"
 apt-get update --quiet
 apt-get install --quiet --yes --no-install-recommends --download-only \
-    -o Debug::NoLocking=1 llama.cpp-tools libgomp1
+    -o Debug::NoLocking=1 llama.cpp-tools llama.cpp-tools-extra libgomp1
 for package in apt/cache/archives/*.deb; do dpkg-deb -x "$package" root; done
 unset APT_CONFIG
 LIB=$WORK/root/usr/lib/x86_64-linux-gnu
@@ -66,13 +66,17 @@ g++ -shared -fopenmp -o kernels/libggml-cpu.so objects/*.o "$LIB/libggml-base.so
 PYTHONPATH=$WORK/converting:$TREE/gguf-py "$PYTHON" "$TREE/convert_hf_to_gguf.py" "$MODEL" \
     --outtype f32 --outfile model-f32.gguf
 
-# It looks for kernels where it stands, and only there.
-cat > llama-server <<SERVER
+# Each program looks for kernels where it is started, and only there.
+for program in llama-server llama-quantize llama-perplexity; do
+    cat > "$program" <<PROGRAM
 #!/bin/sh
 cd "$WORK/kernels"
-exec "$LIB/ld-linux-x86-64.so.2" --library-path "$LIB:$LIB/llama" "$WORK/root/usr/bin/llama-server" "\$@"
-SERVER
-chmod +x llama-server
+exec "$LIB/ld-linux-x86-64.so.2" --library-path "$LIB:$LIB/llama" "$WORK/root/usr/bin/$program" "\$@"
+PROGRAM
+    chmod +x "$program"
+done
+./llama-quantize "$WORK/model-f32.gguf" "$WORK/model-q8_0.gguf" Q8_0
+./llama-quantize "$WORK/model-f32.gguf" "$WORK/model-q4_k_m.gguf" Q4_K_M
 ./llama-server --version
 echo "server: $WORK/llama-server"
-echo "model:  $WORK/model-f32.gguf"
+echo "models: $WORK/model-f32.gguf, model-q8_0.gguf, model-q4_k_m.gguf"

@@ -103,12 +103,11 @@ def test_an_invalid_command_is_one_line(
 
 def test_our_own_entries_are_commands_that_exist() -> None:
     specs = read_server_specs(HERE / "servers.yaml")
-    assert {name: c.peer for name, c in specs.items()} == {
-        **{"speculation": False, "plain": False},
-        **{"llama.cpp": True, "vllm": True},
-    }
-    lines = [specs[name].start for name in ("speculation", "plain")]
-    lines.append(str(specs["speculation"].engine))
+    ours = {name: spec for name, spec in specs.items() if not spec.peer}
+    assert set(ours) == {"speculation", "plain", "int8", "int8 plain"}
+    assert {"llama.cpp", "llama.cpp Q8_0", "vllm"} < specs.keys() - ours.keys()
+    lines = [spec.start for spec in ours.values()]
+    lines += [spec.engine for spec in ours.values() if spec.engine]
     for program, *arguments in map(shlex.split, lines):
         assert program == "$BIN/dspark"
         command_parser(find_command(arguments)).parse_strictly(arguments[1:])
