@@ -30,16 +30,16 @@ Generated from `server/settings/schema.py` by `make docs`; do not edit by hand.
 
 A setting can be given in four ways. The first in this list that gives it wins:
 
-1. a flag: `--kv.page_size 32`, `--set kv.page_size=32`, or a shorter name from the last column; of
-   several flags for one setting the last one counts;
+1. a flag: `--kv.page_size 32`, `--set kv.page_size=32`, or a shorter name from the last column;
 2. an environment variable: `DSPARK__KV__PAGE_SIZE=32`;
 3. the YAML file given with `--config`;
 4. the default.
 
 In YAML the part before the dot is a section. Dashes may replace underscores. Unknown names are
-refused with the nearest valid one; so is a setting that the file or the environment gives twice. A
-value means the same in every place: `010` is ten, and a list may be one text with commas. Aliases
-(`*name`) work for single values; merge keys (`<<`) and tags are refused.
+refused with the nearest valid one. A setting that the flags, the environment or the file give
+twice, in whatever spellings, is refused with both places. A value means the same in every place:
+`010` is ten, and a list may be one text with commas. Aliases (`*name`) work for single values;
+merge keys (`<<`) and tags are refused.
 
 A path that begins with `./` or `../` counts from the folder of the YAML file that names it; in a
 flag or an environment variable, from the working directory. Any other relative path

@@ -16,6 +16,7 @@ _ACCEPTED: Mapping[str, str] = {
     "greater_than": "must be greater than {gt}",
     "greater_than_equal": "must be at least {ge}",
     "int_type": "must be an integer",
+    "is_instance_of": "must be an object",
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
     "list_type": "must be a list",

@@ -28,7 +28,9 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class ConnectionLimits:
     """Limits on a connection before its request is complete, in seconds."""
 
-    header_s: float = 15.0  # from the connection, or a head's first byte, to the head's end
+    # From the connection to the end of a TLS handshake; then, or from a head's first byte, to the
+    # head's end.
+    header_s: float = 15.0
     body_s: float = 60.0  # from the head's end to the body's end
 
 
@@ -118,12 +120,15 @@ class Acceptor:
         new_protocol: Callable[[], asyncio.Protocol],
         num_open: Callable[[], int],
         most: int,
+        handshake_s: float,
     ) -> None:
+        """handshake_s: the longest TLS handshake."""
         self._listener = listener
         self._ssl = ssl
         self._new_protocol = new_protocol
         self._num_open = num_open
         self._most = most
+        self._handshake_s = handshake_s if ssl is not None else None
         self._opening: set[asyncio.Task[None]] = set()
         self._next_log = 0.0
 
@@ -151,7 +156,12 @@ class Acceptor:
         """Hand the connection to its protocol, after the TLS handshake if there is one."""
         loop = asyncio.get_running_loop()
         try:
-            await loop.connect_accepted_socket(self._new_protocol, connection, ssl=self._ssl)
+            await loop.connect_accepted_socket(
+                self._new_protocol,
+                connection,
+                ssl=self._ssl,
+                ssl_handshake_timeout=self._handshake_s,
+            )
         except (OSError, TimeoutError) as error:
             logger.debug("a connection was not opened: %s", error)
             connection.close()

@@ -44,10 +44,12 @@ class GracefulServer(uvicorn.Server):
         limits: ConnectionLimits | None = None,
     ) -> None:
         """has_failed: the server exits once it returns True."""
-        self._protocol = partial(TimedProtocol, limits=limits or ConnectionLimits())
+        self._limits = limits or ConnectionLimits()
+        self._protocol = partial(TimedProtocol, limits=self._limits)
         super().__init__(
             uvicorn.Config(
                 app,
+                http="h11",  # as TimedProtocol, whatever else is installed
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -81,6 +83,7 @@ class GracefulServer(uvicorn.Server):
                 new_protocol=self._new_protocol,
                 num_open=lambda: len(self.server_state.connections),
                 most=most,
+                handshake_s=self._limits.header_s,
             )
             self._acceptors.append(asyncio.create_task(acceptor.run()))
         self._on_ready()

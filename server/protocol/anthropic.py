@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from server.errors.validation_errors import field_error, shorten
-from server.protocol.base import Body, Text, item_count
+from server.protocol.base import Body, JsonObject, Text, item_count
 from server.protocol.common import MAX_MESSAGES, MAX_PARTS, Message, SamplingFields, Stops, TextPart
 from server.protocol.engine_options import ReasoningRequest
 from server.protocol.structured_output import grammar_of
@@ -51,7 +51,7 @@ class ToolUseBlock(Body):
     type: Literal["tool_use"]
     id: Text
     name: Text
-    input: dict[str, Any]
+    input: JsonObject
 
     def call(self) -> dict[str, Any]:
         arguments = json.dumps(self.input)
@@ -152,7 +152,7 @@ class AnthropicTool(Body):
     type: Literal["custom"] | None = None
     name: ToolName
     description: Text | None = None
-    input_schema: dict[str, Any]
+    input_schema: JsonObject
     strict: bool | None = None  # the input must match the schema
 
     def for_template(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class ToolChoice(Body):
 
 class OutputFormat(Body):
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
 
     ALIASES: ClassVar[frozenset[str]] = frozenset({"schema"})
 
@@ -216,7 +216,7 @@ class CountBody(Body):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # the earlier name of output_config.format
-    thread: dict[str, Any] | None = None  # never served; refused in the form that clients know
+    thread: JsonObject | None = None  # never served; refused in the form that clients know
 
     def reasoning(self) -> ReasoningRequest | None:
         """Return what the request says about reasoning; None if nothing."""

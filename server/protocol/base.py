@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, ClassVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, InstanceOf, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.errors.validation_errors import field_error, quote
@@ -75,8 +75,11 @@ def _as_integers(value: object) -> object:
     """Return floats without a fraction as integers: clients of languages without them send 4.0."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    if isinstance(value, list) and any(isinstance(item, float | list) for item in value):
+    kinds = set(map(type, value)) if isinstance(value, list) else set()
+    if list in kinds:
         return [_as_integers(item) for item in value]
+    if float in kinds:
+        return [int(x) if type(x) is float and x.is_integer() else x for x in value]
     return value
 
 
@@ -106,3 +109,4 @@ def _encodable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
+JsonObject = InstanceOf[dict[str, Any]]  # is not copied; names in JSON are strings

@@ -7,7 +7,7 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from engine import MAX_TOP_LOGPROBS
 from server.errors.validation_errors import field_error
-from server.protocol.base import Body, Text, item_count
+from server.protocol.base import Body, JsonObject, Text, item_count
 from server.protocol.common import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -149,7 +149,7 @@ class ResponsesTool(Body):
     type: Literal["function"]
     name: ToolName
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
     _only_functions = model_validator(mode="before")(refuse_other_types)
@@ -167,7 +167,7 @@ class TextFormat(Body):
     ALIASES = frozenset({"schema"})
 
     type: Literal["text", "json_object", "json_schema"]
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: JsonObject | None = Field(None, alias="schema")
 
     @model_validator(mode="after")
     def _schema_matches_type(self) -> Self:
@@ -236,7 +236,7 @@ class ResponsesBody(SamplingFields):
     store: bool | None = None
     stream: bool | None = None
     max_output_tokens: int | None = Field(None, ge=1)
-    metadata: dict[str, Any] | None = None
+    metadata: JsonObject | None = None
     include: Annotated[list[Text], item_count(_MAX_INCLUDES)] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     text: TextConfig | None = None

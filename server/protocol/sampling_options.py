@@ -1,7 +1,7 @@
 """Defines fields that change logits, and the number of choices."""
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -27,7 +27,9 @@ class OptionFields(GrammarFields):
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, Any] | None = None  # token ids as strings, because JSON keys are strings
+    logit_bias: Annotated[dict[str, Any], Field(max_length=_MAX_BIASES)] | None = (
+        None  # token ids as strings, because JSON keys are strings
+    )
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     num_draft_tokens: int | None = Field(None, ge=0)  # the most that a round verifies; 0: no draft
 
@@ -36,8 +38,6 @@ class OptionFields(GrammarFields):
     def _check_logit_bias(cls, bias: dict[str, Any] | None) -> dict[str, Any] | None:
         if bias is None:
             return None
-        if len(bias) > _MAX_BIASES:
-            raise ValueError(f"must have at most {_MAX_BIASES} tokens")
         for name, value in bias.items():
             if not _TOKEN_ID.fullmatch(name):
                 message = f"must be a token id, as a string of digits; found {quote(name)}"

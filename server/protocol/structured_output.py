@@ -4,14 +4,15 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from server.errors.validation_errors import field_error, quote
-from server.protocol.base import Body, Text, item_count
+from server.protocol.base import Body, JsonObject, Text, item_count
 from server.protocol.common import SamplingFields
 from server.protocol.json_bounds import MAX_NESTED_VALUES, bounds_error
 from server.structured_output.grammar_spec import MAX_CHOICES, GrammarKind, GrammarSpec
 
+_MAX_STRUCTURES = 64  # fields of structured_outputs
 Source = tuple[GrammarKind | Literal["json_object"], str, Any]  # kind, the field's name, value
 
 
@@ -57,7 +58,7 @@ class GrammarFields(SamplingFields):
 
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
+    json_schema: JsonObject | None = None
 
     def sources(self) -> Iterator[Source]:
         if self.type == "json_object":
@@ -100,7 +101,7 @@ _STRUCTURED: dict[str, GrammarKind | Literal["json_object"]] = {
 
 class OpenAIGrammarFields(GrammarFields):
     response_format: ResponseFormat | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: Annotated[dict[str, Any], Field(max_length=_MAX_STRUCTURES)] | None = None
     guided_json: Any = None
     guided_regex: Text | None = None
     guided_grammar: Text | None = None

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.errors.validation_errors import field_error, quote
-from server.protocol.base import Body, Text, item_count
+from server.protocol.base import Body, JsonObject, Text, item_count
 from server.protocol.json_bounds import MAX_NESTED_VALUES, bounds_error
 from server.structured_output.grammar_spec import GrammarSpec
 
@@ -22,7 +22,7 @@ ToolName = Annotated[Text, Field(min_length=1, max_length=128, pattern=r"^[A-Za-
 class FunctionBody(Body):
     name: ToolName
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None  # arguments must match parameters
 
 

@@ -39,7 +39,12 @@ class Parser(argparse.ArgumentParser):
         raise SettingsError(f"{self.prog}: {shown(message, 400)}; see {self.prog} --help")
 
     def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse all of argv. Raises SettingsError with the nearest flag for an unknown one."""
+        """Parse all of argv.
+
+        Raises SettingsError with the nearest flag for an unknown one, and for a flag given twice;
+        settings given twice are found by `load`.
+        """
+        given: dict[argparse.Action, str] = {}
         for argument in argv:
             flag = argument.partition("=")[0]
             if flag == "--":
@@ -50,6 +55,14 @@ class Parser(argparse.ArgumentParser):
                 known = [f for f in self._option_string_actions if f != "-h"]
                 near = did_you_mean(flag, known, otherwise=f"see {self.prog} --help")
                 raise SettingsError(f"{self.prog}: unknown flag {shown(flag)}{near}")
+            action = self._option_string_actions.get(flag)
+            if action is None or isinstance(action, _REPEATABLE):
+                continue
+            if action in given:
+                raise SettingsError(
+                    f"{self.prog}: {flag}: given twice; first as {given[action]}; accepted: once"
+                )
+            given[action] = flag
         return self.parse_args(argv)
 
 
@@ -142,6 +155,9 @@ class _Assign(argparse.Action):
             option = f"--set {shown(name)}"
         found = read_flag(option, name, value, self._catalog)
         setattr(namespace, _DEST, [*settings_flags(namespace), found])
+
+
+_REPEATABLE = (_Assign, argparse._AppendAction, argparse._HelpAction)
 
 
 class _HelpFormatter(argparse.HelpFormatter):

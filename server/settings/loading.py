@@ -13,7 +13,7 @@ from server.settings.base import Accepts, SettingsError, quoted, shown
 from server.settings.model_sources import PATHS_COUNT_FROM, why_no_model
 from server.settings.names import Catalog, S, Setting
 from server.settings.schema import SERVING, Settings
-from server.settings.sources import Assignment, Fault, read_environment, read_file
+from server.settings.sources import Assignment, Fault, once, read_environment, read_file
 from server.settings.text_files import is_unicode
 from server.settings.yaml_nodes import Value
 
@@ -55,7 +55,7 @@ def load(
     sources = (
         read_file(catalog, config, faults) if config is not None else (),
         read_environment(catalog, environ or {}, faults),
-        flags,
+        once(flags, faults),
     )
     given = {a.path: _prepared(a, catalog.settings[a.path]) for source in sources for a in source}
     settings, problems = None, {}

@@ -65,8 +65,8 @@ class ServerSection(Section):
     )
     header_timeout_s: Annotated[float, Field(gt=0)] = Field(
         15.0,
-        description="Most seconds until a connection has sent the head of a request; a longer one "
-        "is closed.",
+        description="Most seconds for a TLS handshake, and for the head of a request; a longer "
+        "one ends the connection.",
     )
     body_timeout_s: Annotated[float, Field(gt=0)] = Field(
         60.0,

@@ -1,6 +1,6 @@
 """Reads a file, the environment and flags into assignments: a setting, a value, an origin."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def read_file(catalog: Catalog[Any], file: Path, faults: list[Fault]) -> list[As
     if len(content) > _LARGEST_FILE:
         raise SettingsError(f"config file {file}: accepted: at most {_LARGEST_FILE} bytes")
     root = compose(decoded(content, str(file)), str(file))
-    return [] if root is None else _once(_walk(catalog, root, "", file, faults), faults)
+    return [] if root is None else once(_walk(catalog, root, "", file, faults), faults)
 
 
 def read_environment(
@@ -70,7 +70,7 @@ def read_environment(
                 faults.append(Fault(str(error)))
             else:
                 found.append(Assignment(path, value, name, Path.cwd()))
-    return _once(found, faults)
+    return once(found, faults)
 
 
 def read_flag(flag: str, name: str, value: str, catalog: Catalog[Any] = SERVING) -> Assignment:
@@ -78,9 +78,7 @@ def read_flag(flag: str, name: str, value: str, catalog: Catalog[Any] = SERVING)
     return Assignment(catalog.find(name, origin=flag).path, value, flag, Path.cwd())
 
 
-def _once(
-    found: Iterator[Assignment] | Sequence[Assignment], faults: list[Fault]
-) -> list[Assignment]:
+def once(found: Iterable[Assignment], faults: list[Fault]) -> list[Assignment]:
     """Refuse a setting that one source gives twice, in whatever spellings."""
     first: dict[str, Assignment] = {}
     for item in found:

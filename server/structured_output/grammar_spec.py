@@ -47,12 +47,27 @@ class GrammarSpec:
 
 
 def _as_json(value: Any) -> str:
+    if _num_values(value, MAX_CHARS) > MAX_CHARS:
+        raise ValueError(f"must have at most {MAX_CHARS} characters")
     try:
         text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
         text.encode()  # a lone surrogate cannot be encoded
     except (ValueError, RecursionError) as error:
         raise ValueError("must be JSON of valid Unicode, without NaN or infinities") from error
     return text
+
+
+def _num_values(value: Any, most: int) -> int:
+    """Count a value and all values in it; above `most` the count is not complete."""
+    num_values, pending = 0, [value]
+    while pending and num_values + len(pending) <= most:
+        item = pending.pop()
+        num_values += 1
+        if isinstance(item, dict):
+            pending.extend(item.values())
+        elif isinstance(item, list):
+            pending.extend(item)
+    return num_values + len(pending)
 
 
 def _checked(text: str) -> str:

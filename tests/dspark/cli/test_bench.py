@@ -183,7 +183,8 @@ def test_arms_that_differ_are_exit_code_1(
 def test_a_prompt_that_does_not_fit_is_refused_before_the_first_trial(
     pair: TinyPair, asked: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench(pair, asked, "--max-tokens", "1000") == 1
+    words = ["--prompts", str(asked), "--num-prompts", "2", "--max-tokens", "1000"]
+    assert main(["bench", *pair.flags, *words]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "dspark: prompt 0 (chat) has " in captured.err

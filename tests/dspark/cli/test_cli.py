@@ -238,6 +238,24 @@ def test_a_model_is_named_without_a_flag(command: str, capsys: pytest.CaptureFix
     assert re.search(r"path: a/b +# .*MODEL", capsys.readouterr().out)
 
 
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["serve", "a", *PLAIN], "--model: model.path is given twice; first at MODEL"),
+        (
+            ["generate", "hi", *PLAIN, "--max-tokens", "1", "--max-tokens=2"],
+            "dspark generate: --max-tokens: given twice; first as --max-tokens; accepted: once",
+        ),
+    ],
+)
+def test_what_is_given_twice_is_refused(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    line = message if message.startswith("dspark ") else f"dspark: {message}"
+    assert capsys.readouterr().err == f"{line}\n"
+
+
 def test_a_hub_that_cannot_be_reached_is_reported_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import ModuleType
 
 import httpx
 import pytest
@@ -27,10 +28,15 @@ HEAD = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\
 BODY = b'{"text": "hi"}'
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with served(app_with(FakeEngine("hello")), limits=SHORT) as url:
-        yield url
+@pytest.fixture(scope="module", params=["h11 alone", "httptools too"])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a server, where uvicorn would choose each of its parsers if it might choose."""
+    with pytest.MonkeyPatch.context() as patch:
+        is_there = request.param == "httptools too"
+        patch.setitem(sys.modules, "httptools", ModuleType("httptools") if is_there else None)
+        patch.delitem(sys.modules, "uvicorn.protocols.http.auto", raising=False)
+        with served(app_with(FakeEngine("hello")), limits=SHORT) as url:
+            yield url
 
 
 def received(connection: socket.socket) -> bytes:

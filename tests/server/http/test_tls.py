@@ -2,11 +2,15 @@
 
 import ssl
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
+from server.http.connections import ConnectionLimits
 from server.http.graceful_server import GracefulServer
 from server.http.listener import Listener
 from server.http.tls import Certificate, certificate_of
@@ -15,6 +19,7 @@ from server.settings.schema import Settings, SettingsError
 from server.settings.sources import read_flag
 from tests.support.paths import TESTS
 from tests.support.ports import free_port
+from tests.support.server.clients import connection_to
 from tests.support.server.fakes import FakeEngine, app_with, wait_until
 
 TLS = TESTS / "support" / "server" / "tls"
@@ -31,7 +36,9 @@ async def nothing() -> None:
     pass
 
 
-def test_a_certificate_enables_https() -> None:
+@contextmanager
+def serving(limits: ConnectionLimits | None = None) -> Iterator[str]:
+    """Yield the URL of an HTTPS server."""
     certificate = certificate_of(settings(ssl_certfile=FILE, ssl_keyfile=KEY))
     assert certificate == Certificate(FILE, KEY)
     started: list[bool] = []
@@ -42,18 +49,35 @@ def test_a_certificate_enables_https() -> None:
             drain=nothing,
             abandon=nothing,
             certificate=certificate,
+            limits=limits,
         )
         listener.listen()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener.socket]})
         thread.start()
         try:
             wait_until(lambda: bool(started))
-            trusted = ssl.create_default_context(cafile=FILE)
-            response = httpx.post(f"{listener.url}/generate", json={"text": "hi"}, verify=trusted)
-            assert response.json()["text"] == "hello"
+            yield listener.url
         finally:
             server.should_exit = True
             thread.join(timeout=10)
+
+
+def test_a_certificate_enables_https() -> None:
+    with serving() as url:
+        trusted = ssl.create_default_context(cafile=FILE)
+        response = httpx.post(f"{url}/generate", json={"text": "hi"}, verify=trusted)
+        assert response.json()["text"] == "hello"
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\n\r\n"])
+def test_a_handshake_has_a_time_limit(sent: bytes) -> None:
+    with serving(ConnectionLimits(header_s=0.3)) as url, connection_to(url) as connection:
+        connection.settimeout(10)
+        started = time.monotonic()
+        connection.sendall(sent)
+        while connection.recv(65536):  # an alert, if anything
+            pass
+        assert time.monotonic() - started < 5
 
 
 def test_without_a_certificate_the_server_uses_plain_http() -> None:

@@ -38,8 +38,8 @@ def refusal(content: bytes, model: type[BaseModel]) -> InvalidBody | None:
     return None
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Return the processor time of this thread, the least of three runs.
+def seconds(work: Callable[[], object], *, runs: int = 1) -> float:
+    """Return the processor time of this thread, the least of some runs.
 
     Without garbage collection, whose cost depends on all other objects of the process.
     """
@@ -52,7 +52,7 @@ def seconds(work: Callable[[], object]) -> float:
     gc.collect()
     gc.disable()
     try:
-        return min(once() for _ in range(3))
+        return min(once() for _ in range(runs))
     finally:
         gc.enable()
 
@@ -76,6 +76,8 @@ def check_cost(name: str, content: bytes, model: type[BaseModel]) -> None:
     found = refusal(content, model)
     assert found is None or len(str(found)) < 1000, name
     extra_s = seconds(read) - seconds(bare)
+    if extra_s >= 0.1:  # other work on the machine may have slowed one of them down
+        extra_s = seconds(read, runs=3) - seconds(bare, runs=3)
     assert extra_s < 0.1, (name, len(content), extra_s)
     extra_mb = peak_mb(read) - peak_mb(bare)
     assert extra_mb < 50, (name, len(content), extra_mb)

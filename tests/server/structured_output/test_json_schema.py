@@ -2,8 +2,10 @@
 
 import datetime
 import json
+import math
 import random
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import jsonschema_rs
@@ -21,9 +23,13 @@ TOKENIZER = LLTokenizer(TokenizerWrapper(_ByteVocabulary()), slices=[])
 END = _ByteVocabulary.eos_token_id
 
 
-def matcher(schema: Any) -> LLMatcher:
+def compiled(schema: Any) -> LLMatcher:
     grammar = grammar_list({"content": grammar_part("json_schema", json.dumps(schema))})
-    matcher = LLMatcher(TOKENIZER, grammar, log_level=0, limits=LIMITS)
+    return LLMatcher(TOKENIZER, grammar, log_level=0, limits=LIMITS)
+
+
+def matcher(schema: Any) -> LLMatcher:
+    matcher = compiled(schema)
     assert not matcher.is_error(), matcher.get_error()
     return matcher
 
@@ -86,6 +92,79 @@ def test_a_number_of_a_constant_is_generated_exactly_or_refused(value: float) ->
         return
     text = generated(schema, choose=lambda allowed: allowed[0])
     assert type(value)(text) == value
+
+
+NUMBERS = (
+    st.integers(-(2**54), 2**54)
+    | st.integers(-(2**65), 2**65)
+    | st.floats(-1e9, 1e9)
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+VALUES = st.recursive(
+    NUMBERS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.just("a"), inner)
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(VALUES)
+def test_numbers_anywhere_in_a_value_are_generated_exactly_or_refused_with_their_place(
+    value: Any,
+) -> None:
+    schema: Any = {"enum": [value]}
+    at = refused_at(schema)
+    if at is not None:
+        for part in at.split("/")[1:]:
+            schema = schema[int(part) if isinstance(schema, list) else part]
+        assert isinstance(schema, int | float)
+        return
+    assert decimals(generated(schema, lambda allowed: allowed[0])) == decimals(json.dumps(value))
+
+
+def refused_at(schema: Any) -> str | None:
+    """Return the place of the number for which a schema is refused."""
+    try:
+        exact_schema(schema)
+    except GrammarError as error:
+        return error.at
+    return None
+
+
+def decimals(text: str) -> Any:
+    """Return JSON with its numbers as they are written."""
+    return json.loads(text, parse_int=Decimal, parse_float=Decimal)
+
+
+@settings(deadline=None, max_examples=300)
+@given(NUMBERS, st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]))
+def test_a_bound_is_never_passed_by_its_last_digit(bound: float, key: str) -> None:
+    schema = {"type": "integer" if isinstance(bound, int) else "number", key: bound}
+    at = refused_at(schema)
+    if at is not None or compiled(schema).is_error():
+        assert at in (None, f"/{key}")
+        assert len(repr(bound)) > 15 or abs(math.frexp(bound)[1]) > 64
+        return
+    near = [bound - 1, bound + 1] if isinstance(bound, int) else neighbours(bound)
+    for value in (near[0], bound, near[1]):
+        found = [text for text in spellings(value) if accepts(schema, text)]
+        assert is_within(value, bound, key) or not found, (value, found)
+        is_needed = value == bound and not key.startswith("exclusive") and abs(bound) < 2**63
+        assert found or not is_needed, value
+
+
+def neighbours(value: float) -> list[float]:
+    return [math.nextafter(value, -math.inf), math.nextafter(value, math.inf)]
+
+
+def is_within(value: float, bound: float, key: str) -> bool:
+    if key.startswith("exclusive") and value == bound:
+        return False
+    return value >= bound if key.endswith("inimum") else value <= bound
+
+
+def spellings(value: float) -> list[str]:
+    """Return a number without an exponent, which the grammar of a bounded number lacks."""
+    text = format(Decimal(repr(value)), "f")
+    return [text, text.partition(".")[0]] if value == int(value) else [text]
 
 
 @pytest.mark.parametrize("value", [0.1, 1e22, -12.5, 123456789.25, 2**53, -1, 0])

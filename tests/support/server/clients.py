@@ -23,7 +23,7 @@ def has_counted(address: str, outcome: str) -> bool:
 
 
 def connection_to(address: str) -> socket.socket:
-    host, port = address.removeprefix("http://").split(":")
+    host, port = address.partition("://")[2].split(":")
     return socket.create_connection((host, int(port)))
 
 

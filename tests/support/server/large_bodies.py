@@ -30,7 +30,18 @@ _AROUND: dict[str, tuple[str, Callable[[list[Any]], dict[str, Any]]]] = {
     ),
     "bias": (
         "/v1/completions",
-        lambda x: {"prompt": "a", "logit_bias": {str(i): v for i, v in enumerate(x)}, "n": "x"},
+        lambda x: {"prompt": "a", "logit_bias": _object(x), "n": "x"},
+    ),
+    "structures": (
+        "/v1/completions",
+        lambda x: {"prompt": "a", "structured_outputs": _object(x), "n": "x"},
+    ),
+    "format": (
+        "/v1/completions",
+        lambda x: {
+            "prompt": "a",
+            "response_format": {"type": "json_schema", "json_schema": {"schema": _object(x)}},
+        },
     ),
     "messages": ("/v1/chat/completions", lambda x: {"messages": x}),
     "parts": ("/v1/chat/completions", lambda x: {"messages": [{"role": "user", "content": x}]}),
@@ -47,14 +58,32 @@ _AROUND: dict[str, tuple[str, Callable[[list[Any]], dict[str, Any]]]] = {
         "/v1/chat/completions",
         lambda x: {
             "messages": [USER],
-            "chat_template_kwargs": {str(i): v for i, v in enumerate(x)},
+            "chat_template_kwargs": _object(x),
             "n": "x",
         },
+    ),
+    "parameters": (
+        "/v1/chat/completions",
+        lambda x: {"messages": [USER], "tools": [_tool(_object(x))], "n": "x"},
     ),
     "turns": ("/v1/messages", lambda x: {**_ANTHROPIC, "messages": x}),
     "blocks": ("/v1/messages", lambda x: {**_ANTHROPIC, "messages": [_turn(x)]}),
     "system": ("/v1/messages", lambda x: {**_ANTHROPIC, "messages": [USER], "system": x}),
     "input schemas": ("/v1/messages", lambda x: {**_ANTHROPIC, "messages": [USER], "tools": x}),
+    "input schema": (
+        "/v1/messages",
+        lambda x: {
+            **_ANTHROPIC,
+            "messages": [USER],
+            "tools": [{"name": "f", "input_schema": _object(x)}],
+            "top_k": "x",
+        },
+    ),
+    "thread": ("/v1/messages", lambda x: {**_ANTHROPIC, "messages": [USER], "thread": _object(x)}),
+    "metadata": (
+        "/v1/responses",
+        lambda x: {"input": "a", "metadata": _object(x), "temperature": "x"},
+    ),
     "stop sequences": (
         "/v1/messages",
         lambda x: {**_ANTHROPIC, "messages": [USER], "stop_sequences": [*x, 5]},
@@ -83,6 +112,14 @@ def large_bodies(size: int) -> Iterator[tuple[str, str, bytes]]:
 
 def _turn(content: object) -> dict[str, Any]:
     return {"role": "user", "content": content}
+
+
+def _object(values: list[Any]) -> dict[str, Any]:
+    return {str(number): value for number, value in enumerate(values)}
+
+
+def _tool(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
 
 def _call(arguments: str) -> dict[str, Any]:
