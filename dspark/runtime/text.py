@@ -14,6 +14,7 @@ from server.settings.text_files import read_text
 from server.text.chat_template import ChatTemplateError
 from server.text.tokenizer import TextCodec
 
+_ADAPTER = "adapter_config.json"
 _JSON_FILES = (
     "config.json",
     "tokenizer_config.json",
@@ -73,7 +74,12 @@ def codec_of(
 
 
 def _check_files(folder: Path) -> None:
-    """Raise LoadError for a model's small JSON file that is no JSON object."""
+    """Raise LoadError for an adapter, and for a model's small JSON file that is no JSON object."""
+    if (folder / _ADAPTER).is_file():
+        raise LoadError(
+            f"model.path: found {folder / _ADAPTER}, an adapter; accepted: the folder of a whole "
+            "model, with the adapter merged into its weights"
+        )
     for name in _JSON_FILES:
         if (folder / name).is_file():
             read_json_object(folder / name)

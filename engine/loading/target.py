@@ -17,6 +17,10 @@ from engine.runner import hf_attention as attention_hook
 from engine.runner.taps import Taps
 from engine.runner.target_model import DecoderParts
 
+_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
+)
 _LENGTH_DEPENDENT_ROPE = {"longrope", "dynamic", "su"}
 
 
@@ -50,11 +54,12 @@ def load_target(
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(path, **common)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # transformers raises anything for values that it does not expect
         raise LoadError(
             f"model.path: cannot read a model at {path!r}: {_one_line(error)}"
         ) from error
     text_config = config.get_text_config()
+    _check_sizes(path, text_config)
     refuse_unservable(text_config)
     max_len = resolve_max_len(text_config, max_model_len)
     attention_hook.register()
@@ -62,7 +67,7 @@ def load_target(
         model = AutoModelForCausalLM.from_pretrained(
             path, config=copy.deepcopy(config), dtype=dtype, attn_implementation="eager", **common
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # as above, and of weights that do not fit
         raise LoadError(f"model.path: cannot load {path!r}: {_one_line(error)}") from error
     model.eval().requires_grad_(False).to(device)
     return describe_target(
@@ -94,7 +99,7 @@ def describe_target(
         hidden_size=int(config.hidden_size),
         vocab_size=vocab_size,
         max_len=max_len,
-        eos_ids=eos_ids(generation, config),
+        eos_ids=eos_ids(generation, config, vocab_size=vocab_size),
         dtype=dtype,
     )
 
@@ -145,13 +150,34 @@ def _run_alone(
     return logits, torch.cat(tapped, -1) if tapped else logits.new_zeros(ids.shape[1], 0)
 
 
-def eos_ids(generation: Any, config: Any) -> frozenset[int]:
-    """Read the end-of-sequence ids of generation_config, else of the config."""
+def eos_ids(generation: Any, config: Any, *, vocab_size: int) -> frozenset[int]:
+    """Read the end-of-sequence ids of generation_config, else of the config.
+
+    Ids beyond the vocabulary, which no model generates, are left out. Raises LoadError.
+    """
     for source in (generation, config):
         found = getattr(source, "eos_token_id", None)
-        if found is not None:
-            return frozenset(found if isinstance(found, list) else [found])
+        if found is None:
+            continue
+        ids = found if isinstance(found, list) else [found]
+        if not all(type(token_id) is int for token_id in ids):
+            raise LoadError(
+                f"model.path: found eos_token_id {_cut(found)} in the model's files; accepted: a "
+                "token id, or a list of them"
+            )
+        return frozenset(token_id for token_id in ids if 0 <= token_id < vocab_size)
     return frozenset()
+
+
+def _check_sizes(path: str, config: Any) -> None:
+    """Raise LoadError for a size in config.json that no model has."""
+    for name in _SIZES:
+        found = getattr(config, name, None)
+        if isinstance(found, int) and not 1 <= found < 2**31:
+            raise LoadError(
+                f"model.path: {path}: found {name} {_cut(found)} in config.json; accepted: an "
+                "integer, at least 1"
+            )
 
 
 def resolve_max_len(config: Any, wanted: int | None) -> int:
@@ -203,4 +229,8 @@ def _generation(path: str, common: dict[str, Any]) -> Any:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _cut(value: object) -> str:
+    return repr(value)[:60]

@@ -211,6 +211,7 @@ def test_a_chat_template_that_is_not_jinja_is_refused_at_start(
         ("tokenizer_config.json", "{", "found text that is not JSON: "),
         ("special_tokens_map.json", "[]", "found []; accepted: a JSON object"),
         ("config.json", "5", "found 5; accepted: a JSON object"),
+        ("adapter_config.json", "{}", "an adapter; accepted: the folder of a whole model"),
     ],
 )
 def test_a_model_file_that_cannot_be_used_is_one_line_at_start(
@@ -221,7 +222,36 @@ def test_a_model_file_that_cannot_be_used_is_one_line_at_start(
     assert main(["serve", *pair.flags, "--port", str(free_port())]) == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("dspark: ")
-    assert f"{pair.target / name}: {found}" in line
+    assert f"{pair.target / name}: {found}" in line.replace("json, an", "json: an")
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "complaint"),
+    [
+        ("config.json", "head_dim", -1, "found head_dim -1 in config.json; accepted: an integer"),
+        ("config.json", "max_position_embeddings", 10**30, "found max_position_embeddings 1000"),
+        ("config.json", "num_hidden_layers", 0, "found num_hidden_layers 0 in config.json"),
+        ("config.json", "hidden_act", "x", "cannot load "),
+        ("config.json", "num_key_value_heads", "x", "num_key_value_heads"),
+        ("generation_config.json", "eos_token_id", "x", "found eos_token_id 'x' in the model's"),
+        ("generation_config.json", "eos_token_id", [[1]], "found eos_token_id [[1]] in the"),
+    ],
+)
+def test_a_value_of_a_model_file_that_cannot_be_used_is_one_line_at_start(
+    name: str,
+    field: str,
+    value: object,
+    complaint: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pair = TinyPair.write(tmp_path)
+    file = pair.target / name
+    file.write_text(json.dumps({**json.loads(file.read_text()), field: value}))
+    assert main(["serve", *pair.flags, "--port", str(free_port())]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("dspark: model.path: ")
+    assert complaint in line
 
 
 def test_a_folder_that_is_no_model_is_named_as_such(
