@@ -75,7 +75,9 @@ def _as_integers(value: object) -> object:
     """Return floats without a fraction as integers: clients of languages without them send 4.0."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    kinds = set(map(type, value)) if isinstance(value, list) else set()
+    if not isinstance(value, list):
+        return value
+    kinds = set(map(type, value))
     if list in kinds:
         return [_as_integers(item) for item in value]
     if float in kinds:
