@@ -2,11 +2,12 @@
 // region. Threads divide the columns of every product, so that one thread reads each weight once. A
 // barrier separates a write from another thread's read.
 //
-// The architecture is the one that Llama, Mistral, Qwen2 and Qwen3 have in common:
+// A layer computes, where a norm or a rotation marked ? may be missing:
 //
-//   x += o_proj(attention(rope(norm?(q_proj(h))), rope(norm?(k_proj(h))), v_proj(h)))   h = norm(x)
-//   x += down_proj(silu(gate_proj(h)) * up_proj(h))                                     h = norm(x)
+//   x += norm?(o_proj(attention(rope?(norm?(q_proj(h))), rope?(norm?(k_proj(h))), v_proj(h))))
+//   x += norm?(down_proj(activation(gate_proj(h)) * up_proj(h)))               h = norm?(x), each
 //
+// The scales of matrices and norms include the multipliers of embedding, branches and logits.
 // Matrices have the precision W, keys and values the precision KV; everything else is float32.
 // Where both are bfloat16 and the CPU multiplies pairs of it, rows are rounded to bfloat16 before
 // products.
@@ -37,14 +38,15 @@ struct Worker {
     int64_t begin, end;
     share(N, rank, size, &begin, &end);
     if constexpr (multiplies_pairs<W> && std::is_same_v<W, KV>)
-      linear_rounded(begin, end, rows, x, pass.rounded.of(rank), w.rows, K, {nullptr, bias}, y, N,
+      linear_rounded(begin, end, rows, x, pass.rounded.of(rank), w.rows, K, {w.scale, bias}, y, N,
                      into, next);
     else
       linear_columns(begin, end, rows, x, K, w.rows, K, {w.scale, bias}, y, N, into, next);
   }
 
-  // The normed rows of x.
+  // The normed rows of x; x without a norm.
   const float *norm_rows(const float *weight) const {
+    if (!weight) return pass.x;
     const int64_t E = model.hidden, T = pass.num_rows;
     const bool alone = T <= FEW_ROWS;
     float *h = alone ? pass.h + rank * T * E : pass.h;
@@ -65,22 +67,40 @@ struct Worker {
     linear(h, E, layer.v, layer.v_bias, pass.v, kv_heads, T, Into::set, part(layer.o, E, heads));
   }
 
+  // Norm queries and keys by rows, of all heads together.
+  void norm_heads_together(const Layer<W, KV> &layer) const {
+    const int64_t heads = model.num_heads * model.head_dim;
+    const int64_t kv_heads = model.num_kv_heads * model.head_dim;
+    for (int64_t t = rank; t < pass.num_rows; t += size) {
+      float *q = pass.q + t * heads, *k = pass.k + t * kv_heads;
+      rms_norm(q, layer.q_norm, model.eps, heads, q);
+      rms_norm(k, layer.k_norm, model.eps, kv_heads, k);
+    }
+#pragma omp barrier
+  }
+
+  void rotate_head(const Layer<W, KV> &layer, int64_t t, float *head) const {
+    if (layer.rotation < 0) return;
+    const int64_t n = model.rotary_dim, at = (layer.rotation * pass.num_rows + t) * n;
+    rotate(head, pass.cosine + at, pass.sine + at, n, head);
+  }
+
   // Norm and rotate queries in place; keys and values go to their slots in the pool.
   void rotate_and_store(const Layer<W, KV> &layer) const {
     const int64_t H = model.num_heads, Hkv = model.num_kv_heads, D = model.head_dim;
+    const bool norms_heads = !layer.norms_rows;
     if (rank == 0) *pass.turn = 0;
     for (int64_t i = rank; i < pass.num_rows * (H + Hkv); i += size) {
       const int64_t t = i / (H + Hkv), head = i % (H + Hkv);
-      const float *cosine = pass.cosine + t * D, *sine = pass.sine + t * D;
       if (head < H) {
         float *q = pass.q + (t * H + head) * D;
-        if (layer.q_norm) rms_norm(q, layer.q_norm, model.eps, D, q);
-        rotate(q, cosine, sine, D, q);
+        if (norms_heads && layer.q_norm) rms_norm(q, layer.q_norm, model.eps, D, q);
+        rotate_head(layer, t, q);
       } else {
         const int64_t kv_head = head - H, at = (pass.slots[t] * Hkv + kv_head) * D;
         float *k = pass.k + (t * Hkv + kv_head) * D;
-        if (layer.k_norm) rms_norm(k, layer.k_norm, model.eps, D, k);
-        rotate(k, cosine, sine, D, k);
+        if (norms_heads && layer.k_norm) rms_norm(k, layer.k_norm, model.eps, D, k);
+        rotate_head(layer, t, k);
         store_as(layer.keys + at, k, D);
         store_as(layer.values + at, pass.v + (t * Hkv + kv_head) * D, D);
       }
@@ -114,8 +134,24 @@ struct Worker {
     linear(h, E, layer.up, nullptr, up, I, T, Into::set, part(layer.down, E, I));
     int64_t begin, end;
     share(I, rank, size, &begin, &end);
+    const auto activate = model.gate == Gate::gelu ? gelu_times : silu_times;
     for (int64_t t = 0; t < T; t++)
-      silu_times(gate + t * I + begin, up + t * I + begin, end - begin);
+      activate(gate + t * I + begin, up + t * I + begin, end - begin);
+  }
+
+  // x += y w^T + bias, or x += norm(y w^T + bias); then x is complete for every thread.
+  void add_branch(const float *y, int64_t K, const Matrix<W> &w, const float *bias,
+                  const float *norm, const W *next) const {
+    const int64_t E = model.hidden, T = pass.num_rows;
+    linear(y, K, w, bias, norm ? pass.branch : pass.x, E, T, norm ? Into::set : Into::add, next);
+#pragma omp barrier
+    if (!norm) return;
+    for (int64_t t = rank; t < T; t += size) {
+      float *x = pass.x + t * E, *branch = pass.branch + t * E;
+      rms_norm(branch, norm, model.eps, E, branch);
+      for (int64_t i = 0; i < E; i++) x[i] += branch[i];
+    }
+#pragma omp barrier
   }
 
   void keep_taps(int64_t layer) const {
@@ -144,14 +180,14 @@ struct Worker {
   }
 
   void run() const {
-    const int64_t E = model.hidden, I = model.inner, T = pass.num_rows;
-    const int64_t heads = model.num_heads * model.head_dim;
+    const int64_t E = model.hidden, I = model.inner, heads = model.num_heads * model.head_dim;
     const Split split = split_attention(model, pass, size);
     keep_taps(-1);
     for (int64_t i = 0; i < model.num_layers; i++) {
       const Layer<W, KV> &layer = model.layers[i];
       project(layer, norm_rows(layer.input_norm));
 #pragma omp barrier
+      if (layer.norms_rows) norm_heads_together(layer);
       rotate_and_store(layer);
 #pragma omp barrier
       attend_all(layer, split);
@@ -160,13 +196,11 @@ struct Worker {
         join_all(split.states);
 #pragma omp barrier
       }
-      linear(pass.attended, heads, layer.o, layer.o_bias, pass.x, E, T, Into::add,
-             part(layer.gate, I, E));
+      add_branch(pass.attended, heads, layer.o, layer.o_bias, layer.attended_norm,
+                 part(layer.gate, I, E));
+      feed_forward(layer, norm_rows(layer.inner_norm));
 #pragma omp barrier
-      feed_forward(layer, norm_rows(layer.post_norm));
-#pragma omp barrier
-      linear(pass.inner, I, layer.down, nullptr, pass.x, E, T, Into::add, after(i));
-#pragma omp barrier
+      add_branch(pass.inner, I, layer.down, nullptr, layer.fed_norm, after(i));
       keep_taps(i);
     }
     logits();

@@ -2,8 +2,6 @@
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,31 +9,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.cpu_kernels.compiling import CpuKernelsUnavailable, KernelLibrary
-from engine.cpu_kernels.int8_linear import Int8Linear
 from engine.cpu_kernels.page_tables import PageTablePointers
 from engine.cpu_kernels.structs import ROW_BLOCK, DecoderStruct, LayerStruct, PassStruct
-from engine.cpu_kernels.weights import is_readable, matrices_of
+from engine.cpu_kernels.target_layers import (
+    LayerDescription,
+    Matrix,
+    TargetDescription,
+    describe_layers,
+    rotary_table,
+)
+from engine.cpu_kernels.weights import is_readable
 from engine.runner.batch import ScheduleBatch
 from kv_pool import KVPool
 
-# Model classes whose decoder layers compute the same as decoder.h. They are listed by name, not
-# inferred from their parts, and the self-check at load compares the numbers.
-_SUPPORTED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _MAX_GROUP = 32
 _FEW_ROWS = 8  # every thread norms up to so many rows itself
 _KEY_BLOCK = 64  # keys of a block; long contexts are split into these
 _SPLIT_ROWS = 16  # rows of the longest context for whose states there is room
 _STATES_FLOATS = 4 << 20  # the most floats of all states
-
-
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    hidden: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    inner: int
-    vocab: int
 
 
 class CpuDecoder:
@@ -62,47 +53,48 @@ class CpuDecoder:
 
         Raises CpuKernelsUnavailable with the reason when the kernels do not support the model.
         """
-        backbone, config = require_supported(model, kernels)
+        target = require_supported(model, kernels)
         self.max_rows = max_rows
         self._pool = pool
         self._num_threads = num_threads
-        self._sizes = sizes = _sizes_of(config)
-        self._dtype = backbone.embed_tokens.weight.dtype
-        self._matrices_dtype = backbone.layers[0].self_attn.q_proj.weight.dtype
+        self._target = target
+        self._dtype = target.embedding.dtype
+        self._matrices_dtype = target.layers[0].matrices["q"].weight.dtype
         self._decode = kernels.decode.get((self._matrices_dtype, self._dtype))
         if self._decode is None:
             raise CpuKernelsUnavailable(
                 f"there is no code for {self._matrices_dtype} in {self._dtype}"
             )
-        self._embedding = self._readable(backbone.embed_tokens.weight, self._dtype)
+        self._embedding = self._readable(target.embedding, self._dtype)
         self._kept: list[Tensor] = []  # the structs point to them
-        self._cosine, self._sine = _rotary_table(backbone, max_len)
-        self._layers = (LayerStruct * len(backbone.layers))(
-            *(self._layer(layer, index) for index, layer in enumerate(backbone.layers))
+        self._cosines, self._sines = rotary_table(target, max_len)
+        self._layers = (LayerStruct * len(target.layers))(
+            *(self._layer(layer, index) for index, layer in enumerate(target.layers))
         )
         self._tap_layers = torch.tensor(list(tap_layers) or [-2], dtype=torch.int64)
-        first = backbone.layers[0]
         self._decoder = DecoderStruct(
-            num_layers=len(backbone.layers),
-            hidden=sizes.hidden,
-            num_heads=sizes.num_heads,
-            num_kv_heads=sizes.num_kv_heads,
-            head_dim=sizes.head_dim,
-            inner=sizes.inner,
-            vocab=sizes.vocab,
+            num_layers=len(target.layers),
+            hidden=target.hidden,
+            num_heads=target.num_heads,
+            num_kv_heads=target.num_kv_heads,
+            head_dim=target.head_dim,
+            inner=target.inner,
+            vocab=target.vocab,
             num_taps=len(tap_layers),
-            eps=first.input_layernorm.variance_epsilon,
-            scale=first.self_attn.scaling,
+            rotary_dim=self._cosines.shape[-1],
+            gate=target.activation,
+            eps=target.eps,
+            scale=target.scale,
             layers=ctypes.addressof(self._layers),
-            final_norm=self._keep_vector(backbone.norm.weight),
+            final_norm=self._keep_vector(target.final_norm),
             tap_layers=self._tap_layers.data_ptr(),
-            **self._matrix("lm_head", model.get_output_embeddings()),  # type: ignore[operator]
+            **self._matrix("lm_head", target.head),
         )
-        self._tap_width = len(tap_layers) * sizes.hidden
-        self._states = _states(sizes, max_len, kernels.state_size(sizes.head_dim))
+        self._tap_width = len(tap_layers) * target.hidden
+        self._states = _states(target, max_len, kernels.state_size(target.head_dim))
         self._scratch: dict[str, Tensor] = {}
         self._room = 0  # rows that fit into the scratch
-        self._logits = torch.empty(0, sizes.vocab)
+        self._logits = torch.empty(0, target.vocab)
 
     def run(self, batch: ScheduleBatch) -> tuple[Tensor, Tensor]:
         """Return logits [R, V] of batch.logit_rows and taps [T, A], valid until the next run.
@@ -113,8 +105,10 @@ class CpuDecoder:
         assert num_rows <= self.max_rows, (num_rows, self.max_rows)
         self._make_room(num_rows, num_logit_rows)
         x = F.embedding(batch.token_ids, self._embedding).float()
-        cosine = self._cosine.index_select(0, batch.positions)
-        sine = self._sine.index_select(0, batch.positions)
+        if self._target.embedding_scale != 1.0:
+            x *= self._target.embedding_scale
+        cosine = self._cosines.index_select(1, batch.positions)
+        sine = self._sines.index_select(1, batch.positions)
         row_starts = np.cumsum([0, *batch.query_lens], dtype=np.int64)
         kv_lens, page_size = np.array(batch.kv_lens, dtype=np.int64), self._pool.page_size
         tables = PageTablePointers(batch.page_tables, kv_lens, page_size=page_size)
@@ -146,38 +140,34 @@ class CpuDecoder:
     def _make_room(self, num_rows: int, num_logit_rows: int) -> None:
         if num_rows > self._room:
             self._room = min(max(num_rows, 2 * self._room), self.max_rows)
-            self._scratch = _scratch(self._sizes, self._room, self._tap_width, self._num_threads)
+            self._scratch = _scratch(self._target, self._room, self._tap_width, self._num_threads)
         if num_logit_rows > len(self._logits):
             rows = min(max(num_logit_rows, 2 * len(self._logits)), self.max_rows)
-            self._logits = torch.empty(rows, self._sizes.vocab)
+            self._logits = torch.empty(rows, self._target.vocab)
 
-    def _layer(self, layer: Any, index: int) -> LayerStruct:
-        attention = layer.self_attn
+    def _layer(self, layer: LayerDescription, index: int) -> LayerStruct:
         keys, values = self._pool.target_keys(index), self._pool.target_values(index)
+        matrices = layer.matrices
         return LayerStruct(
-            input_norm=self._keep_vector(layer.input_layernorm.weight),
-            q_bias=self._keep_vector(attention.q_proj.bias),
-            k_bias=self._keep_vector(attention.k_proj.bias),
-            v_bias=self._keep_vector(attention.v_proj.bias),
-            q_norm=self._keep_vector(getattr(getattr(attention, "q_norm", None), "weight", None)),
-            k_norm=self._keep_vector(getattr(getattr(attention, "k_norm", None), "weight", None)),
-            o_bias=self._keep_vector(attention.o_proj.bias),
-            post_norm=self._keep_vector(layer.post_attention_layernorm.weight),
+            **{name: self._keep_vector(norm) for name, norm in layer.norms.items()},
+            **{f"{name}_bias": self._keep_vector(matrices[name].bias) for name in "qkvo"},
             keys=self._keep(keys, self._dtype),
             values=self._keep(values, self._dtype),
-            window=_window(attention),
+            window=layer.window,
+            rotation=layer.rotation,
+            norms_rows=layer.norms_rows,
             **{
                 field: address
-                for name, module in matrices_of(layer).items()
-                for field, address in self._matrix(name, module).items()
+                for name, matrix in matrices.items()
+                for field, address in self._matrix(name, matrix).items()
             },
         )
 
-    def _matrix(self, name: str, module: Any) -> dict[str, int | None]:
+    def _matrix(self, name: str, matrix: Matrix) -> dict[str, int | None]:
         """Return the addresses of a product's matrix and of its scales, if it has any."""
-        scale = module.scale if isinstance(module, Int8Linear) else None
+        scale = matrix.scale
         return {
-            name: self._keep(module.weight, self._matrices_dtype),
+            name: self._keep(matrix.weight, self._matrices_dtype),
             f"{name}_scale": None if scale is None else self._keep(scale, torch.float32),
         }
 
@@ -190,7 +180,7 @@ class CpuDecoder:
         """Keep a norm's weights or a bias in float32; return its address, None without one."""
         if tensor is None:
             return None
-        self._kept.append(self._readable(tensor, self._dtype).float())
+        self._kept.append(tensor.detach().float().contiguous())
         return self._kept[-1].data_ptr()
 
     def _readable(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -200,80 +190,39 @@ class CpuDecoder:
         return tensor.detach()
 
 
-def why_unsupported(model: nn.Module) -> str | None:
-    """Return why decoder.h does not support the model's class; None if it does."""
-    name = type(model).__name__
-    if name in _SUPPORTED and type(model).__module__.startswith("transformers."):
-        return None
-    return f"{name} is not one of {', '.join(_SUPPORTED)}"
-
-
-def require_supported(model: nn.Module, kernels: KernelLibrary) -> tuple[Any, Any]:
-    """Return the model's decoder and config. Raises CpuKernelsUnavailable without code for them."""
-    config: Any = model.config
-    unknown = why_unsupported(model)
-    if unknown is not None:
-        raise CpuKernelsUnavailable(unknown)
-    if config.hidden_act != "silu":
-        raise CpuKernelsUnavailable(f"hidden_act is {config.hidden_act!r}, not 'silu'")
-    sizes = _sizes_of(config)
-    if not kernels.has_head_dim(sizes.head_dim):
-        raise CpuKernelsUnavailable(f"there is no code for a head_dim of {sizes.head_dim}")
-    if sizes.num_heads // sizes.num_kv_heads > _MAX_GROUP:
+def require_supported(model: nn.Module, kernels: KernelLibrary) -> TargetDescription:
+    """Describe the model. Raises CpuKernelsUnavailable where there is no code for it."""
+    target = describe_layers(model)
+    if not kernels.has_head_dim(target.head_dim):
+        raise CpuKernelsUnavailable(f"there is no code for a head_dim of {target.head_dim}")
+    if target.num_heads // target.num_kv_heads > _MAX_GROUP:
         raise CpuKernelsUnavailable(f"more than {_MAX_GROUP} query heads share a KV head")
-    backbone: Any = model.model
-    mlp = backbone.layers[0].mlp
-    if any(p.bias is not None for p in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)):
-        raise CpuKernelsUnavailable("the feed-forward layers have biases")
-    return backbone, config
+    return target
 
 
-def _sizes_of(config: Any) -> _Sizes:
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return _Sizes(
-        hidden=config.hidden_size,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=head_dim,
-        inner=config.intermediate_size,
-        vocab=config.vocab_size,
-    )
-
-
-def _scratch(sizes: _Sizes, rows: int, tap_width: int, num_threads: int) -> dict[str, Tensor]:
-    kv = sizes.num_kv_heads * sizes.head_dim
-    heads = sizes.num_heads * sizes.head_dim
+def _scratch(
+    target: TargetDescription, rows: int, tap_width: int, num_threads: int
+) -> dict[str, Tensor]:
+    kv = target.num_kv_heads * target.head_dim
+    heads = target.num_heads * target.head_dim
+    has_branch_norms = any({"attended_norm", "fed_norm"} & set(x.norms) for x in target.layers)
     widths = {"q": heads, "k": kv, "v": kv, "attended": heads, "taps": tap_width}
     return {
         **{name: torch.empty(rows, width) for name, width in widths.items()},
-        "h": torch.empty(max(rows, _FEW_ROWS * num_threads), sizes.hidden),
-        "inner": torch.empty(2, rows, sizes.inner),
+        "h": torch.empty(max(rows, _FEW_ROWS * num_threads), target.hidden),
+        "inner": torch.empty(2, rows, target.inner),
+        "branch": torch.empty(rows, target.hidden if has_branch_norms else 0),
         "rounded": torch.empty(
             num_threads,
-            min(rows, ROW_BLOCK) * max(sizes.hidden, heads, sizes.inner),
+            min(rows, ROW_BLOCK) * max(target.hidden, heads, target.inner),
             dtype=torch.bfloat16,
         ),
         "turn": torch.empty(1, dtype=torch.int64),
     }
 
 
-def _states(sizes: _Sizes, max_len: int, state_size: int) -> Tensor:
+def _states(target: TargetDescription, max_len: int, state_size: int) -> Tensor:
     """Allocate the states of queries whose context is split among threads."""
     blocks = -(-max_len // _KEY_BLOCK)
-    count = min(_SPLIT_ROWS * sizes.num_heads * blocks, _STATES_FLOATS // state_size)
+    count = min(_SPLIT_ROWS * target.num_heads * blocks, _STATES_FLOATS // state_size)
     return torch.empty(count, state_size)
-
-
-def _rotary_table(backbone: Any, max_len: int) -> tuple[Tensor, Tensor]:
-    """Compute cosines and sines [max_len, D] of every position by the model's module."""
-    positions = torch.arange(max_len)[None]
-    cosine, sine = backbone.rotary_emb(torch.empty(1, max_len, 1), positions)
-    return cosine[0].contiguous(), sine[0].contiguous()
-
-
-def _window(attention: Any) -> int:
-    config = attention.config
-    window = getattr(attention, "sliding_window", None)
-    if window is None and type(attention).__name__.startswith("Mistral"):
-        window = getattr(config, "sliding_window", None)
-    return int(window or 0)

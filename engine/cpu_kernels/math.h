@@ -29,12 +29,26 @@ static inline vec exp_lanes(vec x) {
 
 static inline vec silu(vec x) { return x / (1.0f + exp_lanes(-x)); }
 
-// gate <- silu(gate) * up, over n floats. A float's result does not depend on the range's ends.
-static inline void silu_times(float *gate, const float *up, int64_t n) {
+// The approximation by tanh: 0.5 x (1 + tanh(u)) = x / (1 + exp(-2u)), u = sqrt(2/pi)(x + 0.044715 x^3).
+static inline vec gelu(vec x) {
+  return x / (1.0f + exp_lanes(x * (x * x * -0.0713548162726f - 1.5957691216057f)));
+}
+
+// gate <- activate(gate) * up, over n floats. A float's result does not depend on the range's ends.
+template <class Activate>
+ALWAYS_INLINE void activate_times(Activate activate, float *gate, const float *up, int64_t n) {
   int64_t i = 0;
-  for (; i + VL <= n; i += VL) store(gate + i, silu(load(gate + i)) * load(up + i));
+  for (; i + VL <= n; i += VL) store(gate + i, activate(load(gate + i)) * load(up + i));
   if (i < n)
-    store_first(gate + i, silu(load_first(gate + i, n - i)) * load_first(up + i, n - i), n - i);
+    store_first(gate + i, activate(load_first(gate + i, n - i)) * load_first(up + i, n - i), n - i);
+}
+
+static inline void silu_times(float *gate, const float *up, int64_t n) {
+  activate_times(silu, gate, up, n);
+}
+
+static inline void gelu_times(float *gate, const float *up, int64_t n) {
+  activate_times(gelu, gate, up, n);
 }
 
 // out <- weight * x / rms(x), over n floats; out may be x.
@@ -49,10 +63,10 @@ static inline void rms_norm(const float *x, const float *weight, float eps, int6
   for (; i < n; i++) out[i] = weight[i] * (x[i] * scale);
 }
 
-// Rotate one head by halves (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin); out may be x.
-static inline void rotate(const float *x, const float *cosine, const float *sine, int64_t head_dim,
+// Rotate n numbers by halves (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin); out may be x.
+static inline void rotate(const float *x, const float *cosine, const float *sine, int64_t n,
                           float *out) {
-  const int64_t half = head_dim / 2;
+  const int64_t half = n / 2;
   for (int64_t i = 0; i < half; i++) {
     const float a = x[i], b = x[i + half];
     out[i] = a * cosine[i] - b * sine[i];

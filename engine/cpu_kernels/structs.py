@@ -25,9 +25,9 @@ class LayerStruct(ctypes.Structure):
 
     _fields_ = (
         pointers("input_norm q q_scale q_bias k k_scale k_bias v v_scale v_bias")
-        + pointers("q_norm k_norm o o_scale o_bias post_norm")
+        + pointers("q_norm k_norm o o_scale o_bias attended_norm inner_norm fed_norm")
         + pointers("gate gate_scale up up_scale down down_scale keys values")
-        + counts("window")
+        + counts("window rotation norms_rows")
     )
 
 
@@ -36,6 +36,7 @@ class DecoderStruct(ctypes.Structure):
 
     _fields_ = (
         counts("num_layers hidden num_heads num_kv_heads head_dim inner vocab num_taps")
+        + counts("rotary_dim gate")
         + reals("eps scale")
         + pointers("layers final_norm lm_head lm_head_scale tap_layers")
     )
@@ -47,7 +48,7 @@ class PassStruct(ctypes.Structure):
     _fields_ = (
         counts("num_rows num_sequences num_logit_rows num_threads num_states page_size")
         + pointers("x cosine sine slots row_starts kv_lens page_tables")
-        + pointers("logit_rows h q k v attended inner rounded")
+        + pointers("logit_rows h q k v attended inner branch rounded")
         + counts("rounded_stride")
         + pointers("states turn taps logits")
     )

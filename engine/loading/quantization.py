@@ -6,15 +6,13 @@ import torch
 from torch import nn
 
 from engine.config import EngineConfig
-from engine.cpu_kernels.decoder import why_unsupported
 from engine.cpu_kernels.int8_linear import Int8Linear
-from engine.cpu_kernels.weights import matrices_of
+from engine.cpu_kernels.target_layers import why_unsupported
 from engine.errors import LoadError
 from engine.loading.target import LoadedTarget
 from engine.runner.target_model import DecoderParts
 
 _DTYPES = (torch.float32, torch.bfloat16)
-_ACCEPTED = (nn.Linear, Int8Linear)  # the latter in a target that is quantised already
 
 
 def quantise(config: EngineConfig, target: LoadedTarget, device: torch.device) -> LoadedTarget:
@@ -48,11 +46,4 @@ def _why_not(target: LoadedTarget, device: torch.device) -> str | None:
         return f"the device is {device.type}, and int8 is for the CPU"
     if target.dtype not in _DTYPES:
         return f"model.dtype is {str(target.dtype).removeprefix('torch.')}, not float32 or bfloat16"
-    unknown = why_unsupported(target.model)
-    if unknown is not None:
-        return unknown
-    products = [m for layer in target.parts.layers for m in matrices_of(layer).values()]
-    others = {type(m).__name__ for m in (*products, target.parts.lm_head)} - {
-        kind.__name__ for kind in _ACCEPTED
-    }
-    return f"its layers are {', '.join(sorted(others))}, not plain ones" if others else None
+    return why_unsupported(target.model)

@@ -49,8 +49,8 @@ class ModelSection(TargetSection):
     quantization: Literal["none", "int8"] = Field(
         "none",
         description="int8: the target's matrices are int8 with a scale for each row; on CPU, for "
-        "Llama, Mistral, Qwen2 and Qwen3. The text is then that of the int8 target, with or "
-        "without a draft.",
+        "the families that docs/models.md lists. The text is then that of the int8 target, with "
+        "or without a draft.",
     )
     max_model_len: Literal["auto"] | Annotated[int, Field(ge=2)] = Field(
         "auto",

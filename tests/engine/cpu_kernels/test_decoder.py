@@ -22,7 +22,7 @@ from tests.support.engine.tiny_models import (
     write_tiny_draft,
 )
 
-SUPPORTED = ["llama", "mistral_window", "qwen3"]
+SUPPORTED = ["llama", "mistral_window", "qwen3", "gemma3"]
 TAPS = (-1, 0, 3)
 
 
@@ -96,7 +96,10 @@ def test_only_the_requested_logits_are_computed() -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("gemma3", "Gemma3ForCausalLM is not one of"), ("qwen3_moe", "is not one of")],
+    [
+        ("gemma4", "a projection is missing"),
+        ("qwen3_moe", "'Qwen3MoeSparseMoeBlock' object has no attribute 'gate_proj'"),
+    ],
 )
 def test_transformers_runs_an_unsupported_model_and_the_reason_is_reported(
     name: str, reason: str

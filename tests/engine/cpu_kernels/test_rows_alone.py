@@ -5,7 +5,17 @@ import copy
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
 
 from engine.cpu_kernels.decoder import CpuDecoder
 from engine.cpu_kernels.linear import cpu_linear
@@ -37,6 +47,31 @@ CONFIGS = {
     "wide_heads": LlamaConfig(**{**_SIZES, "head_dim": 80}),
     "window": MistralConfig(**_SIZES, sliding_window=37),
     "head_norms": Qwen3Config(**_SIZES),
+    "norms_around_and_two_rotations": Gemma3TextConfig(
+        **_SIZES,
+        sliding_window=37,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "norms_after": Olmo2Config(**_SIZES),
+    "multipliers": GraniteConfig(
+        **_SIZES,
+        attention_bias=True,
+        attention_multiplier=0.2,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        logits_scaling=2.0,
+    ),
+    "merged_matrices_and_partly_rotated_heads": Phi3Config(
+        **_SIZES,
+        sliding_window=37,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+        pad_token_id=0,
+    ),
+    "a_layer_without_rotation": SmolLM3Config(**_SIZES, no_rope_layers=[1, 0, 1], pad_token_id=0),
 }
 
 
@@ -146,7 +181,7 @@ def test_sixteen_sequences_of_any_lengths_have_the_same_bits_as_each_alone(
         assert torch.equal(taps, torch.cat([taps for _, taps in expected]))
 
 
-@pytest.mark.parametrize("name", ["biases", "window", "head_norms"])
+@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - {"no_groups", "one_group", "wide_heads"}))
 def test_bfloat16_weights_give_less_error_than_pytorch_and_the_same_bits(name: str) -> None:
     """Only stored keys and values, and at most the rows of products, are rounded to bfloat16."""
     target = _target(name, torch.bfloat16)

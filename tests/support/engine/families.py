@@ -56,19 +56,21 @@ class Family:
     changes: dict[str, Any]
     refusal: str | None = None  # None: served exactly
 
-    def model(self) -> nn.Module:
+    def model(self, **changes: Any) -> nn.Module:
         """Build a float32 model with random weights and biases."""
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(self.config(), attn_implementation="eager")
+        model = AutoModelForCausalLM.from_config(
+            self.config(**changes), attn_implementation="eager"
+        )
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # transformers starts them at zero
                 nn.init.normal_(parameter, std=0.3)
         return model.eval().requires_grad_(False)  # type: ignore[no-any-return]
 
-    def config(self) -> Any:
+    def config(self, **changes: Any) -> Any:
         names = () if self.model_type in _OWN_SIZES else _SIZES
         sizes = {name: _SIZES[name] for name in names}
-        return AutoConfig.for_model(self.model_type, **{**sizes, **self.changes})
+        return AutoConfig.for_model(self.model_type, **{**sizes, **self.changes, **changes})
 
     def target(self) -> LoadedTarget:
         """Load as the engine does. Raises LoadError for a refused family."""

@@ -6,7 +6,7 @@ python -m tests.support.engine.models_table      writes it
 from dspark.training.config import DesignConfig
 from dspark.training.data.hidden_states import HiddenStateReader
 from dspark.training.model.design import decoder_variant, design_draft
-from engine.cpu_kernels.decoder import why_unsupported
+from engine.cpu_kernels.target_layers import why_unsupported
 from engine.errors import LoadError
 from engine.loading.target import by_transformers_alone, fastest_attention
 from tests.support.engine.families import FAMILIES, Family
