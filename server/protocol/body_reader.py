@@ -1,34 +1,71 @@
 """Parses and validates a request body; a refusal costs little more than its parse."""
 
 import json
+import re
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from server.errors.validation_errors import InvalidBody, describe
+from server.errors.validation_errors import InvalidBody, describe, quote
 from server.protocol.json_bounds import bounds_error
 
 B = TypeVar("B", bound=BaseModel)
+
+# Half of a pair, escaped or not; it may be in a field that no validator reads but a response has.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 def read_body(content: bytes, model: type[B]) -> B:
     """Return the body as an instance of its model. Raises InvalidBody."""
     if not content:
         raise InvalidBody("the body is missing: send a JSON object", None, "invalid_value")
-    value = _parsed(content)
+    text, value = _parsed(content)
     try:
-        return model.model_validate(value)
+        body = model.model_validate(value)
     except ValidationError as error:
         raise InvalidBody(*describe(error.errors(include_url=False))) from None
+    if _SURROGATE.search(text) and not _is_unicode(json.dumps(value, ensure_ascii=False)):
+        field = ".".join(_path_to_surrogate(value) or ())
+        message = f"'{field}' must be valid Unicode, without lone surrogates"
+        raise InvalidBody(message, field, "invalid_value")
+    return body
 
 
-def _parsed(content: bytes) -> Any:
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _path_to_surrogate(value: object) -> list[str] | None:
+    """Return the path of the first name or text with a lone surrogate; None without one."""
+    if isinstance(value, str):
+        return None if _is_unicode(value) else []
+    items: Iterable[tuple[object, object]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for name, item in items:
+        if isinstance(name, str) and not _is_unicode(name):
+            return [quote(name)[1:-1]]
+        path = _path_to_surrogate(item)
+        if path is not None:
+            return [quote(name).strip('"'), *path]
+    return None
+
+
+def _parsed(content: bytes) -> tuple[str, Any]:
+    """Return the text and its value. Raises InvalidBody."""
     try:
         text = content.decode(json.detect_encoding(content), "surrogatepass")
         problem = bounds_error(text)
         if problem is not None:
             raise InvalidBody(f"the body {problem}", None, "invalid_value")
-        return json.loads(text)
+        return text, json.loads(text)
     except json.JSONDecodeError as error:
         message = f"the body is not JSON: {error.msg} at character {error.pos}"
     except UnicodeDecodeError as error:

@@ -156,6 +156,32 @@ def test_bounds_hold_for_utf_16_as_well() -> None:
     assert "200 levels" in str(refusal(content, GenerateBody))
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (b'"metadata": {"a": "b", "\\ud800": "b"}', "metadata.\\ud800"),
+        (b'"metadata": {"a": "\\uDFFF"}', "metadata.a"),
+        (b'"metadata": {"a": "\xed\xa0\x80"}', "metadata.a"),
+        (
+            b'"tools": [{"type": "function", "name": "f", "parameters": {"x": [1, "\\ud83d"]}}]',
+            "tools.0.parameters.x.1",
+        ),
+    ],
+)
+def test_a_lone_surrogate_is_refused_in_every_field(fields: bytes, param: str) -> None:
+    found = refusal(b'{"input": "hi", %s}' % fields, ResponsesBody)
+    assert found is not None
+    assert (found.param, found.code) == (param, "invalid_value")
+    assert found.message == f"'{param}' must be valid Unicode, without lone surrogates"
+
+
+def test_a_pair_of_surrogates_is_one_character() -> None:
+    body = read_body(
+        b'{"input": "\\ud83d\\ude00", "metadata": {"a": "\\uD83D\\uDE00"}}', ResponsesBody
+    )
+    assert (body.input, body.metadata) == ("😀", {"a": "😀"})
+
+
 @pytest.mark.parametrize("brackets", ["[" * 5000 + "]" * 5000, "[" + "1," * 200_000 + "1]"])
 def test_json_inside_a_text_is_bounded(brackets: str) -> None:
     call = {"function": {"name": "f", "arguments": f'{{"a": {brackets}}}'}}
