@@ -38,6 +38,7 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("serve", "serve a model over HTTP"),
     Command("generate", "generate text for one prompt on this terminal"),
+    Command("batch", "answer a file of requests in OpenAI's batch format"),
     Command("bench", "measure speed, compare one path with another, or profile a round"),
     Command("bench serve", "measure running servers over HTTP and compare them"),
     Command("bench gpu", "check and measure the CUDA path with random models"),

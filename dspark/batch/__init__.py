@@ -1,0 +1,1 @@
+"""Answers files of requests in OpenAI's batch format."""
