@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from server.errors.api_errors import ApiError, ClientDisconnected
 from server.errors.validation_errors import InvalidBody, quote
+from server.http.auth import require_admin
 
 T = TypeVar("T")
 
@@ -32,7 +33,10 @@ JsonBody = Annotated[T, _Validated()]  # of a route with the class BodyRoute
 
 
 class BodyRoute(APIRoute):
-    """Passes the validated model to a route with one JsonBody. Raises ApiError for any other."""
+    """Passes the validated model to a route with one JsonBody. Raises ApiError for any other.
+
+    A route that depends on require_admin checks the key before it reads the body.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -40,7 +44,11 @@ class BodyRoute(APIRoute):
             return handle
         model: type[BaseModel] = self.body_field.field_info.annotation  # type: ignore[assignment]
 
+        needs_admin = any(each.dependency is require_admin for each in self.dependencies)
+
         async def read_and_handle(request: Request) -> Response:
+            if needs_admin:
+                require_admin(request)
             body = await _read(request, model)
             return await handle(_ReadRequest(request.scope, request.receive, body))
 

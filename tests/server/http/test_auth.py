@@ -78,6 +78,19 @@ def test_admin_routes_need_an_admin_key_if_there_is_one(connect: Connect, route:
 
 
 @pytest.mark.parametrize("route", STEERING)
+@pytest.mark.parametrize("content", [b"{bad", b"[1]", b'{"mode": 5}'])
+def test_the_key_of_an_admin_route_is_checked_before_the_body(
+    connect: Connect, route: str, content: bytes
+) -> None:
+    if route == "/abort_request":
+        return  # callers may abort a request by its name, so the body decides
+    client = connect(keys=BOTH, profile_dir="/x")
+    json = {"content-type": "application/json"}
+    error_of(client.post(route, content=content, headers=json), 401)
+    error_of(client.post(route, content=content, headers={**json, **bearer("right")}), 403)
+
+
+@pytest.mark.parametrize("route", STEERING)
 def test_without_admin_keys_admin_routes_accept_a_callers_key(connect: Connect, route: str) -> None:
     client = connect(keys=KeyRing(callers=("right",)), profile_dir="/x")
     assert client.post(route, json=STEERING[route], headers=bearer("right")).status_code == 200
