@@ -5,6 +5,7 @@ The other door is `engine.build`, which loads models; only the command line uses
 
 from engine.api import (
     GREEDY_BELOW,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_TOP_LOGPROBS,
     SOURCES,
     ContextKVMode,
@@ -37,6 +38,7 @@ from engine.errors import (
 
 __all__ = [
     "GREEDY_BELOW",
+    "MAX_LOGPROB_TOKEN_IDS",
     "MAX_TOP_LOGPROBS",
     "SOURCES",
     "ContextKVMode",

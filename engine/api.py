@@ -14,6 +14,7 @@ ContextKVMode = Literal["auto", "on", "off"]
 TokenSource = Literal["draft", "lookup", "target"]  # what proposed a committed token
 
 MAX_TOP_LOGPROBS = 20  # most likely tokens per position, in addition to the sampled one
+MAX_LOGPROB_TOKEN_IDS = 256  # tokens of a request whose logprobs each position has
 
 
 class FinishReason(StrEnum):
@@ -94,6 +95,7 @@ class EngineSamplingParams:
     # decoding, None the engine's own number.
     num_draft_tokens: int | None = None
     num_logprobs: int | None = None  # None: no logprobs; n: each token and the n most likely
+    logprob_token_ids: tuple[int, ...] = ()  # with num_logprobs: further tokens of each position
     prompt_logprobs_from: int | None = None  # first position of prompt logprobs; None: none
 
     @property
@@ -190,12 +192,15 @@ class Finish:
 class TokenLogprob:
     """Holds the target's log probability (natural) of a token, from unprocessed logits.
 
-    `top` has the most likely tokens of the same position as (id, log probability), best first.
+    `top` has the most likely tokens of the same position as (id, log probability), best first, and
+    `requested` the request's logprob_token_ids. rank counts the tokens that are at least as likely.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    requested: tuple[tuple[int, float], ...] = ()
+    rank: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.api import MAX_TOP_LOGPROBS, Request
+from engine.api import MAX_LOGPROB_TOKEN_IDS, MAX_TOP_LOGPROBS, Request
 from engine.errors import RequestRejected
 
 
@@ -92,6 +92,13 @@ def _check_sampling(request: Request) -> None:
             f"None or 0 to {MAX_TOP_LOGPROBS}",
         ),
         (
+            "logprob_token_ids",
+            len(p.logprob_token_ids),
+            not p.logprob_token_ids
+            or (p.num_logprobs is not None and len(p.logprob_token_ids) <= MAX_LOGPROB_TOKEN_IDS),
+            f"at most {MAX_LOGPROB_TOKEN_IDS} token ids, together with num_logprobs",
+        ),
+        (
             "prompt_logprobs_from",
             p.prompt_logprobs_from,
             p.prompt_logprobs_from is None
@@ -108,6 +115,7 @@ def _check_ids(request: Request, limits: RequestLimits) -> None:
     params = request.params
     named = (
         ("stop_token_ids", sorted(params.stop_token_ids)),
+        ("logprob_token_ids", params.logprob_token_ids),
         ("logit_bias", [token_id for token_id, _ in params.logit_bias]),
     )
     for name, token_ids in named:

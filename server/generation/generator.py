@@ -166,7 +166,7 @@ class TextGenerator:
                     table=table,
                     min_tokens=params.min_new_tokens,
                 )
-                if tokenized.stops
+                if not table.is_empty
                 else None
             ),
             token_mask=mask,
@@ -200,12 +200,13 @@ class TextGenerator:
         await in_time(generation, self._limits, is_queued=is_queued)
 
     def _stop_table(self, tokenized: TokenizedRequest) -> StopTable:
+        regexes = tokenized.stop_regexes
         if not tokenized.stops or not tokenized.skip_special_tokens:
-            return StopTable(tokenized.stops)
+            return StopTable(tokenized.stops, regexes=regexes)
         hidden = self._text.skipped_tokens(
             eos_token_ids=self._engine.info.eos_token_ids, kept_ids=tokenized.kept_ids
         )
-        return StopTable(tokenized.stops, hidden=hidden)
+        return StopTable(tokenized.stops, hidden=hidden, regexes=regexes)
 
     def _decoder(self, tokenized: TokenizedRequest) -> Decoder:
         return self._text.decoder(

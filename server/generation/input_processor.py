@@ -12,6 +12,7 @@ from server.protocol.engine_options import LogprobOptions
 from server.structured_output.compiler import CompiledGrammar, GrammarCompiler
 from server.structured_output.output_grammar import OutputGrammar
 from server.text.chat_template import NO_EXTRAS, ChatExtras, ChatTemplateError
+from server.text.stop_regex import StopRegex
 from server.text.tokenizer import TextCodec
 
 _MAX_TEMPERATURE = 1e30  # the distribution is uniform; float32 ends at 3e38
@@ -28,6 +29,7 @@ class TokenizedRequest:
     prompt_ids: tuple[int, ...]
     params: EngineSamplingParams
     stops: tuple[str, ...] = ()
+    stop_regexes: tuple[StopRegex, ...] = ()
     skip_special_tokens: bool = True
     kept_ids: frozenset[int] = frozenset()  # special tokens that the text keeps
     choice: int = 0  # index among the n choices of one prompt
@@ -107,6 +109,7 @@ class InputProcessor:
             prompt_ids=prompt_ids,
             params=self._sampling(fields, max_new_tokens, field, logprobs),
             stops=fields.stops,
+            stop_regexes=fields.stop_regexes,
             skip_special_tokens=fields.skip_special_tokens is not False,
             kept_ids=kept_ids,
             keeps_stop=fields.keeps_stop,
@@ -215,6 +218,8 @@ class InputProcessor:
             [token_id for token_id, _ in options.logit_bias],
             param=f"{field.sampling_prefix}logit_bias",
         )
+        logprob_token_ids = logprobs.token_ids if logprobs is not None else ()
+        self.check_vocabulary(logprob_token_ids, param="token_ids_logprob")
         name, min_new_tokens = options.min_tokens
         if min_new_tokens > max_new_tokens:
             param = field.sampling_prefix + name
@@ -240,6 +245,7 @@ class InputProcessor:
             frequency_penalty=options.frequency_penalty or 0.0,
             logit_bias=options.logit_bias,
             num_draft_tokens=options.num_draft_tokens,
+            logprob_token_ids=logprob_token_ids,
             num_logprobs=logprobs.num_top if logprobs is not None else None,
             prompt_logprobs_from=logprobs.prompt_from if logprobs is not None else None,
         )

@@ -1,7 +1,7 @@
-"""Finds stop strings across tokens: in the engine to end a sequence, in the server to cut text.
+"""Finds stops in text across tokens: in the engine to end a sequence, in the server to cut text.
 
-Both sides decode the same tokens one at a time and search the same table. So they find the same
-stop at the same token, however the engine groups tokens into events.
+Both sides decode the same tokens one at a time and search for the same strings and regexes. So they
+find the same stop at the same token, however the engine groups tokens into events.
 
 Special tokens that the text leaves out can be part of a stop. In the searched text each of them is
 one character that no decoded text contains, its mark.
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from server.text.detokenizer import Decoder
+from server.text.stop_regex import RegexSearch, StopRegex
 
 _MARKS: Iterable[int] = range(0xD800, 0xE000)  # lone surrogates: no decoded text has them
 
@@ -20,29 +21,38 @@ class StopTable:
     """Matches any number of stop strings with one automaton (Aho and Corasick, 1975).
 
     A state is the longest suffix of the text that is a prefix of a stop. The cost per character
-    does not depend on the number of stops. Immutable, so several searches can share it.
+    does not depend on the number of stops. Immutable, so several searches can share it. Regexes
+    have automata of their own; special tokens are no part of their matches.
     """
 
-    def __init__(self, stops: Sequence[str], *, hidden: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self,
+        stops: Sequence[str],
+        *,
+        hidden: Mapping[int, str] | None = None,
+        regexes: Sequence[StopRegex] = (),
+    ) -> None:
         """hidden: the special tokens that the text leaves out, with their texts."""
+        self.regexes = regexes
         assert all(stops), f"an empty stop string: {stops!r}"
         every_stop = "\n".join(stops)
         used = {i: text for i, text in (hidden or {}).items() if text and text in every_stop}
         self._marks = dict(zip(used, map(chr, _MARKS), strict=False))
-        self._by_searched = {stop: stop for stop in stops}
+        names = {stop: stop for stop in stops}  # by the searched text
         for stop in stops:
-            self._by_searched.setdefault(self._marked(stop, used), stop)
+            names.setdefault(self._marked(stop, used), stop)
         self._next: list[dict[str, int]] = [{}]
         self._depth = [0]  # length of the prefix that a state represents
         self._longest = [0]  # length of the longest stop that ends in a state, or 0
-        for stop in self._by_searched:
-            self._add(stop)
+        self._names = [""]  # the client's text of that stop
+        for searched, name in names.items():
+            self._add(searched, name)
         self._fallback = [0] * len(self._next)
         self._link()
 
     @property
     def is_empty(self) -> bool:
-        return len(self._next) == 1
+        return len(self._next) == 1 and not self.regexes
 
     def mark(self, token_id: int) -> str:
         """Return the character that represents this token in the searched text; "" without one."""
@@ -53,9 +63,8 @@ class StopTable:
             text = text.replace(mark, "")
         return text
 
-    def stop_of(self, searched: str) -> str:
-        """Return the client's stop string for one that was found in the searched text."""
-        return self._by_searched[searched]
+    def is_mark(self, char: str) -> bool:
+        return char in self._marks.values()
 
     def step(self, state: int, char: str) -> int:
         while state and char not in self._next[state]:
@@ -65,8 +74,9 @@ class StopTable:
     def depth(self, state: int) -> int:
         return self._depth[state]
 
-    def longest(self, state: int) -> int:
-        return self._longest[state]
+    def longest(self, state: int) -> tuple[int, str]:
+        """Return the longest stop that ends in a state: its length, or 0, and the client's text."""
+        return self._longest[state], self._names[state]
 
     def _marked(self, stop: str, texts: Mapping[int, str]) -> str:
         """Replace the texts of special tokens by their marks, the longest text first."""
@@ -74,16 +84,17 @@ class StopTable:
             stop = stop.replace(texts[token_id], self._marks[token_id])
         return stop
 
-    def _add(self, stop: str) -> None:
+    def _add(self, searched: str, name: str) -> None:
         state = 0
-        for char in stop:
+        for char in searched:
             if char not in self._next[state]:
                 self._next[state][char] = len(self._next)
                 self._next.append({})
                 self._depth.append(self._depth[state] + 1)
                 self._longest.append(0)
+                self._names.append("")
             state = self._next[state][char]
-        self._longest[state] = len(stop)
+        self._longest[state], self._names[state] = len(searched), name
 
     def _link(self) -> None:
         """Compute fallback states breadth first, for characters without a transition."""
@@ -94,14 +105,19 @@ class StopTable:
                 self._fallback[child] = self.step(self._fallback[state], char)
                 states.append(child)
             if not self._longest[state]:
-                self._longest[state] = self._longest[self._fallback[state]]
+                fallback = self._fallback[state]
+                self._longest[state], self._names[state] = self.longest(fallback)
 
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """A stop that the latest piece of text completes: piece[:end] ends with it."""
+    """A stop that the latest piece of text completes.
 
-    stop: str
+    The text up to piece[:end] ends with it, with `length` characters of the searched text.
+    """
+
+    stop: str  # the client's
+    length: int
     end: int
 
 
@@ -114,29 +130,30 @@ class StopSearch:
     def __init__(self, table: StopTable) -> None:
         self._table = table
         self._state = 0
-        self._tail = ""  # the prefix that the state represents
+        self._regexes = [RegexSearch(regex) for regex in table.regexes]
 
     @property
     def num_undecided(self) -> int:
         """Number of trailing characters that may begin a stop."""
-        return len(self._tail)
+        depth = self._table.depth(self._state)
+        return max([depth, *(search.num_undecided for search in self._regexes)])
 
     def feed(self, piece: str, *, is_active: bool = True) -> StopMatch | None:
         """Return the first stop that the piece completes; none where is_active is False."""
-        text = self._tail + piece
         for end, char in enumerate(piece, start=1):
             self._state = self._table.step(self._state, char)
-            length = self._table.longest(self._state) if is_active else 0
-            if length:
-                stop_at = len(self._tail) + end
-                return StopMatch(text[stop_at - length : stop_at], end)
-        depth = self._table.depth(self._state)
-        self._tail = text[len(text) - depth :]
+            length, stop = self._table.longest(self._state)
+            for search in self._regexes:
+                found = search.skip() if self._table.is_mark(char) else search.step(char)
+                if found > length:
+                    length, stop = found, search.pattern
+            if length and is_active:
+                return StopMatch(stop, length, end)
         return None
 
 
 class StopStringScanner:
-    """Finds stop strings in committed tokens; the engine's StopScanner.
+    """Finds stops in the text of committed tokens; the engine's StopScanner.
 
     A stop that is complete before min_tokens tokens is ignored.
     """
@@ -151,11 +168,11 @@ class StopStringScanner:
         self._num_remaining -= 1
         piece = self._decoder.push(token_id) + self._table.mark(token_id)
         match = self._search.feed(piece, is_active=self._num_remaining <= 0)
-        return self._table.stop_of(match.stop) if match else None
+        return match.stop if match else None
 
 
 class OutputText:
-    """Decodes the text of one completion incrementally, without its stop string.
+    """Decodes the text of one completion incrementally, without its stop.
 
     Text that may begin a stop is withheld until that is decided. The joined results of push() and
     flush() are the completion's text. min_tokens is the scanner's.
@@ -169,7 +186,7 @@ class OutputText:
         min_tokens: int = 0,
         keeps_stop: bool = False,
     ) -> None:
-        """keeps_stop: the text ends with the stop string."""
+        """keeps_stop: the text ends with the stop."""
         self._decoder = decoder
         self._table = table
         self._search = StopSearch(table)
@@ -194,7 +211,7 @@ class OutputText:
             return self._table.without_marks(text[:keep_from])
         self._is_stopped = True
         end = len(self._withheld) + match.end
-        end = end if self._keeps_stop else end - len(match.stop)
+        end = end if self._keeps_stop else end - match.length
         return self._table.without_marks(text[:end])
 
     def flush(self) -> str:

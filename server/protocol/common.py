@@ -11,6 +11,7 @@ from server.protocol.engine_options import EngineOptions
 from server.protocol.json_bounds import MAX_VALUES
 from server.protocol.tools import CallBody
 from server.structured_output.grammar_spec import GrammarSpec
+from server.text.stop_regex import StopRegex
 
 MAX_PROMPTS = 1024  # in one request
 _MAX_STOPS = 256
@@ -142,6 +143,16 @@ TemplateKwargs = Annotated[
 
 
 Stops = Annotated[list[Text], item_count(_MAX_STOPS)]
+OneOrMoreStops = Annotated[
+    Annotated[None, Tag("<none>")]
+    | Annotated[Text, Tag("<stop>")]
+    | Annotated[Stops, Tag("<stops>")],
+    Discriminator(
+        lambda value: _branch(value, {type(None): "<none>", str: "<stop>", list: "<stops>"}),
+        custom_error_type="stop",
+        custom_error_message="Input should be a string or a list of strings",
+    ),
+]
 
 
 class SamplingFields(Body):
@@ -152,16 +163,7 @@ class SamplingFields(Body):
     top_k: int | None = None
     min_p: float | None = Field(None, ge=0, le=1)
     seed: Seed | None = None
-    stop: Annotated[
-        Annotated[None, Tag("<none>")]
-        | Annotated[Text, Tag("<stop>")]
-        | Annotated[Stops, Tag("<stops>")],
-        Discriminator(
-            lambda value: _branch(value, {type(None): "<none>", str: "<stop>", list: "<stops>"}),
-            custom_error_type="stop",
-            custom_error_message="Input should be a string or a list of strings",
-        ),
-    ] = None
+    stop: OneOrMoreStops = None
     stop_token_ids: Annotated[list[TokenId], item_count(_MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -176,7 +178,7 @@ class SamplingFields(Body):
     @field_validator("stop")
     @classmethod
     def _check_stop(cls, stop: str | list[str] | None) -> str | list[str] | None:
-        cls.check_stops([stop] if isinstance(stop, str) else stop)
+        cls.check_stops(as_list(stop))
         return stop
 
     @staticmethod
@@ -191,9 +193,11 @@ class SamplingFields(Body):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return tuple(as_list(self.stop))
+
+    @property
+    def stop_regexes(self) -> tuple[StopRegex, ...]:
+        return ()
 
     @property
     def keeps_stop(self) -> bool:
@@ -248,6 +252,13 @@ def check_continuation(messages: Sequence[Message] | None, fields: Continuation)
         raise field_error("kind", name, "needs a last message of role 'assistant'")
     if not messages[-1].for_template()["content"].strip():
         raise field_error("kind", name, "needs text in the last message, which is blank")
+
+
+def as_list(value: str | list[str] | None) -> list[str]:
+    """Return the values of a field with none, one or a list of them."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else value
 
 
 def _branch(value: object, tags: Mapping[type, str]) -> str | None:

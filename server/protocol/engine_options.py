@@ -24,6 +24,7 @@ class LogprobOptions:
 
     num_top: int  # likeliest tokens per position
     prompt_from: int | None = None  # first prompt position; None: no prompt logprobs
+    token_ids: tuple[int, ...] = ()  # further tokens of each position
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from engine import MAX_TOP_LOGPROBS
+from engine import MAX_LOGPROB_TOKEN_IDS, MAX_TOP_LOGPROBS
 from server.errors.validation_errors import field_error
 from server.protocol.base import Body, Text, item_count
 from server.protocol.common import (
@@ -16,6 +16,7 @@ from server.protocol.common import (
     RequestId,
     Seed,
     TemplateKwargs,
+    TokenId,
     TokenIds,
     check_continuation,
 )
@@ -28,14 +29,12 @@ class SamplingBody(OptionFields):
 
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "structural_tag": (),
-        "stop_regex": ([],),
         "custom_params": ({},),
     }
 
     IGNORED = frozenset({"spaces_between_special_tokens"})
 
     max_new_tokens: int | None = Field(None, ge=0)  # 0: the prompt is scored
-    no_stop_trim: bool | None = None  # the text keeps the stop
     min_new_tokens: int | None = Field(None, ge=0)
     sampling_seed: Seed | None = None
 
@@ -45,10 +44,6 @@ class SamplingBody(OptionFields):
     @property
     def default_limit(self) -> int | None:
         return 128
-
-    @property
-    def keeps_stop(self) -> bool:
-        return bool(self.no_stop_trim)
 
     def min_length(self) -> tuple[str, int | None]:
         return "min_new_tokens", self.min_new_tokens
@@ -90,6 +85,7 @@ def _choice(kind: Any, accepted: str) -> Discriminator:
 
 _Nothing = Annotated[None, Tag("<none>")]
 _PerPrompt = item_count(MAX_PROMPTS, least=1)
+LogprobIds = Annotated[list[TokenId], item_count(MAX_LOGPROB_TOKEN_IDS)]
 
 
 class GenerateBody(Body):
@@ -97,7 +93,6 @@ class GenerateBody(Body):
 
     IGNORED = frozenset({"model", "priority"})
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "token_ids_logprob": (),
         "return_hidden_states": (False,),
         "return_routed_experts": (False,),
         "image_data": (),
@@ -155,6 +150,12 @@ class GenerateBody(Body):
     return_logprob: bool = False  # this and the next three apply to all prompts
     logprob_start_len: int = Field(-1, ge=-1)  # first prompt position; -1: no prompt logprobs
     top_logprobs_num: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
+    token_ids_logprob: Annotated[
+        _Nothing
+        | Annotated[LogprobIds, Tag("<one>")]
+        | Annotated[list[LogprobIds], Tag("<many>"), _PerPrompt],
+        _choice(_one_list_or_many, "a list of token ids or a list of such lists"),
+    ] = None  # tokens whose log probabilities each position has
     return_text_in_logprobs: bool = False
     token_by_token: bool = False  # one stream event per token
     return_rounds: bool = False  # the rounds of each stream event's tokens
@@ -169,11 +170,14 @@ class GenerateBody(Body):
         prompt = self.input_ids if self.input_ids is not None else self.messages
         return prompt is not None and isinstance(prompt[0], list)
 
-    def logprob_options(self) -> LogprobOptions | None:
+    def logprob_options(self, index: int = 0) -> LogprobOptions | None:
+        """Return the log probabilities that are requested of prompt number `index`."""
         if not self.return_logprob:
             return None
-        start = self.logprob_start_len
-        return LogprobOptions(self.top_logprobs_num, start if start >= 0 else None)
+        start, ids = self.logprob_start_len, self.token_ids_logprob or []
+        own = ids[index] if ids and isinstance(ids[0], list) else ids
+        token_ids = tuple(token_id for token_id in own if isinstance(token_id, int))
+        return LogprobOptions(self.top_logprobs_num, start if start >= 0 else None, token_ids)
 
     @model_validator(mode="after")
     def _rounds_need_stream(self) -> Self:
@@ -192,8 +196,13 @@ class GenerateBody(Body):
     @model_validator(mode="after")
     def _lists_match_the_prompts(self) -> Self:
         prompts = self.text or self.input_ids or self.messages or []
-        for name in ("sampling_params", "rid"):
-            values = getattr(self, name)
+        ids = self.token_ids_logprob or []
+        by_prompt = {
+            "sampling_params": self.sampling_params,
+            "rid": self.rid,
+            "token_ids_logprob": ids if ids and isinstance(ids[0], list) else None,
+        }
+        for name, values in by_prompt.items():
             if not isinstance(values, list):
                 continue
             if not self.is_list:

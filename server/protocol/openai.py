@@ -41,7 +41,6 @@ _UNSERVED: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "add_special_tokens": (),
     "return_token_ids": (False,),
-    "prompt_logprobs": (),
 }
 
 
@@ -63,7 +62,8 @@ class OpenAIBody(OptionFields, OpenAIGrammarFields):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1)
     min_tokens: int | None = Field(None, ge=0)
-    include_stop_str_in_output: bool | None = None  # the text keeps the stop
+    include_stop_str_in_output: bool | None = None  # vLLM's name of no_stop_trim
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)  # vLLM's
     return_speculation: bool | None = None  # statistics in each finished choice
     return_rounds: bool | None = None  # the rounds of each chunk's tokens
 
@@ -75,10 +75,18 @@ class OpenAIBody(OptionFields, OpenAIGrammarFields):
 
     @property
     def keeps_stop(self) -> bool:
-        return bool(self.include_stop_str_in_output)
+        return bool(self.include_stop_str_in_output or self.no_stop_trim)
 
     def logprob_options(self) -> LogprobOptions | None:
+        """Return what `logprobs` of a choice has."""
         raise NotImplementedError
+
+    def engine_logprobs(self) -> LogprobOptions | None:
+        """Return what the engine computes: for `logprobs` and for `prompt_logprobs`."""
+        own = self.logprob_options()
+        if self.prompt_logprobs is None:
+            return own
+        return LogprobOptions(max(self.prompt_logprobs, own.num_top if own else 0), 0)
 
     @property
     def streaming(self) -> StreamOptions:
@@ -116,7 +124,7 @@ class CompletionBody(OpenAIBody):
         "suffix": ("",),
     }
 
-    max_tokens: int | None = Field(None, ge=0)  # 0 with echo: the prompt is scored
+    max_tokens: int | None = Field(None, ge=0)  # 0: the prompt is scored
     echo: bool | None = None  # return the prompt before the output
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
@@ -146,8 +154,9 @@ class CompletionBody(OpenAIBody):
 
     @model_validator(mode="after")
     def _no_tokens_need_echo(self) -> Self:
-        if self.max_tokens == 0 and not self.echo:
-            raise field_error("kind", "max_tokens", "must be at least 1; 0 needs 'echo': true")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            message = "must be at least 1; 0 needs 'echo': true or 'prompt_logprobs'"
+            raise field_error("kind", "max_tokens", message)
         return self
 
     def prompts(self) -> list[str | list[int]]:

@@ -6,8 +6,10 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from server.errors.validation_errors import field_error, quote
+from server.protocol.common import OneOrMoreStops, as_list
 from server.protocol.engine_options import EngineOptions
 from server.protocol.structured_output import GrammarFields
+from server.text.stop_regex import MAX_STATES, StopRegex
 
 MAX_CHOICES = 128  # of one prompt
 _MAX_BIASES = 1024  # tokens in one logit_bias
@@ -32,6 +34,8 @@ class OptionFields(GrammarFields):
     )
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     num_draft_tokens: int | None = Field(None, ge=0)  # the most that a round verifies; 0: no draft
+    stop_regex: OneOrMoreStops = None
+    no_stop_trim: bool | None = None  # the text keeps the stop
 
     @field_validator("logit_bias")
     @classmethod
@@ -49,6 +53,26 @@ class OptionFields(GrammarFields):
         if len({int(name) for name in bias}) < len(bias):
             raise ValueError("must contain each token once")
         return bias
+
+    @field_validator("stop_regex")
+    @classmethod
+    def _check_stop_regex(cls, patterns: str | list[str] | None) -> str | list[str] | None:
+        regexes = [_compiled(pattern) for pattern in cls.check_stops(as_list(patterns))]
+        num_states = sum(len(regex.tests) for regex in regexes)
+        if num_states > MAX_STATES:
+            raise ValueError(
+                f"must match at most {MAX_STATES} characters in all, with repetitions written out; "
+                f"found {num_states}"
+            )
+        return patterns
+
+    @property
+    def stop_regexes(self) -> tuple[StopRegex, ...]:
+        return tuple(map(StopRegex.compile, as_list(self.stop_regex)))
+
+    @property
+    def keeps_stop(self) -> bool:
+        return bool(self.no_stop_trim)
 
     @property
     def num_choices(self) -> int:
@@ -68,3 +92,10 @@ class OptionFields(GrammarFields):
             min_tokens=(name, min_tokens or 0),
             num_draft_tokens=self.num_draft_tokens,
         )
+
+
+def _compiled(pattern: str) -> StopRegex:
+    try:
+        return StopRegex.compile(pattern)
+    except ValueError as error:
+        raise ValueError(f"{quote(pattern)} {error}") from None

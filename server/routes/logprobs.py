@@ -34,12 +34,41 @@ class LogprobSerializer:
         self, entries: Sequence[tuple[int, TokenLogprob | None]], *, with_text: bool
     ) -> list[list[list[object]] | None]:
         """Return the likeliest tokens of each position in the same form; null for entry None."""
-        return [
-            [[_value(v), token, self._text_or_none(token, with_text)] for token, v in entry.top]
-            if entry is not None
-            else None
-            for _, entry in entries
-        ]
+        return [self._native_list(e.top, with_text) if e else None for _, e in entries]
+
+    def native_requested(
+        self, entries: Sequence[tuple[int, TokenLogprob | None]], *, with_text: bool
+    ) -> list[list[list[object]] | None]:
+        """Return the requested token ids of each position in the same form."""
+        return [self._native_list(e.requested, with_text) if e else None for _, e in entries]
+
+    def _native_list(
+        self, values: Sequence[tuple[int, float]], with_text: bool
+    ) -> list[list[object]]:
+        return [[_value(v), token, self._text_or_none(token, with_text)] for token, v in values]
+
+    def prompt(
+        self, entries: Sequence[TokenLogprob], *, num_top: int
+    ) -> list[dict[str, Mapping[str, object]] | None]:
+        """Return vLLM's form: for each position the likeliest tokens and its own, by token id.
+
+        The first position has none.
+        """
+        found: list[dict[str, Mapping[str, object]] | None] = [None]
+        for entry in entries:
+            ranked = [(t, v, rank) for rank, (t, v) in enumerate(entry.top[:num_top], start=1)]
+            own = (entry.token_id, entry.logprob, entry.rank)
+            found.append(
+                {
+                    str(token_id): {
+                        "logprob": _value(value),
+                        "rank": rank,
+                        "decoded_token": self._text.text(token_id),
+                    }
+                    for token_id, value, rank in (own, *ranked)
+                }
+            )
+        return found
 
     def chat(self, entries: Sequence[TokenLogprob]) -> Mapping[str, object]:
         """Return OpenAI's form for chats."""

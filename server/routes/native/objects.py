@@ -51,6 +51,10 @@ class NativeLogprobs:
                 fields[f"{name}_top_logprobs"] = self._serializer.native_top(
                     entries, with_text=self._with_text
                 )
+            if tokenized.params.logprob_token_ids:
+                fields[f"{name}_token_ids_logprobs"] = self._serializer.native_requested(
+                    entries, with_text=self._with_text
+                )
         return fields
 
 

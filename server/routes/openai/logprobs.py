@@ -1,6 +1,8 @@
-"""Builds the `logprobs` object of one OpenAI choice, whole or chunk by chunk."""
+"""Builds `logprobs` and `prompt_logprobs` of one OpenAI choice, whole or chunk by chunk."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from engine import TokenLogprob
 from server.generation.deltas import CompletionOutput, Delta
@@ -22,16 +24,20 @@ class ChoiceLogprobs:
         text: TextCodec,
         options: LogprobOptions | None,
         is_chat: bool,
+        num_prompt_top: int | None = None,
     ) -> None:
+        """num_prompt_top: likeliest tokens in prompt_logprobs; None: it is not requested."""
         self._tokenized = tokenized
         self._serializer = serializer
         self._options = options
         self._is_chat = is_chat
+        self._num_prompt_top = num_prompt_top
         self._prompt_decoder = text.decoder()
         self._decoder = text.decoder(
             skip_special_tokens=tokenized.skip_special_tokens, kept_ids=tokenized.kept_ids
         )
         self._is_first = True
+        self._has_prompt = False  # prompt_logprobs were returned
         self._offset = 0  # characters of whole tokens so far
 
     def of(self, output: CompletionOutput | Delta) -> Mapping[str, object] | None:
@@ -39,10 +45,18 @@ class ChoiceLogprobs:
         if self._options is None or not (output.token_ids or output.prompt_logprobs):
             return None
         if self._is_chat:
-            return self._serializer.chat(output.logprobs)
-        prompt, own = self._prompt(output), [(e.token_id, e) for e in output.logprobs]
+            return self._serializer.chat(self._with_own_top(output.logprobs))
+        prompt = self._prompt(output)
+        own = [(e.token_id, e) for e in self._with_own_top(output.logprobs)]
         offsets = self._offsets(prompt, self._prompt_decoder) + self._offsets(own, self._decoder)
         return self._serializer.completion([*prompt, *own], offsets=offsets)
+
+    def of_prompt(self, output: CompletionOutput | Delta) -> list[Any] | None:
+        """Return `prompt_logprobs`, once; None before the first token, or if not requested."""
+        if self._num_prompt_top is None or self._has_prompt or not _has_begun(output):
+            return None
+        self._has_prompt = True
+        return self._serializer.prompt(output.prompt_logprobs, num_top=self._num_prompt_top)
 
     def _offsets(
         self, entries: Sequence[tuple[int, TokenLogprob | None]], decoder: Decoder
@@ -61,8 +75,20 @@ class ChoiceLogprobs:
             return []
         return [
             (self._tokenized.prompt_ids[0], None),
-            *((entry.token_id, entry) for entry in output.prompt_logprobs),
+            *((e.token_id, e) for e in self._with_own_top(output.prompt_logprobs)),
         ]
+
+    def _with_own_top(self, entries: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
+        """Return entries as `logprobs` has them; prompt_logprobs may have more likely tokens."""
+        assert self._options is not None, "logprobs that are not requested"
+        num_top = self._options.num_top
+        if self._num_prompt_top is None or self._num_prompt_top <= num_top:
+            return entries
+        return [replace(entry, top=entry.top[:num_top]) for entry in entries]
+
+
+def _has_begun(output: CompletionOutput | Delta) -> bool:
+    return bool(output.token_ids or output.prompt_logprobs) or output.finish is not None
 
 
 NewLogprobs = Callable[[TokenizedRequest], ChoiceLogprobs]

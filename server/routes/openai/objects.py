@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from engine import Finish, FinishReason
 from server.generation.deltas import CompletionOutput, Delta
@@ -35,6 +36,7 @@ class Api:
     new_deltas: Callable[[], PartDeltas]  # converts the parts of one choice to chunk fields
     empty_delta: Mapping[str, object]  # of a chunk without text
     opening: Mapping[str, object] | None  # of a choice's first chunk, before any text
+    has_one_prompt: bool  # prompt_logprobs is a field of the response, not of its choices
 
 
 def _text_of(parts: Sequence[Part]) -> Mapping[str, object]:
@@ -54,6 +56,7 @@ COMPLETION = Api(
     new_deltas=lambda: lambda part: [_text_of([part])],
     empty_delta={"text": ""},
     opening=None,
+    has_one_prompt=False,
 )
 CHAT = Api(
     id_prefix="chatcmpl",
@@ -63,6 +66,7 @@ CHAT = Api(
     new_deltas=_new_chat_deltas,
     empty_delta={"delta": {}},
     opening={"delta": {"role": "assistant", "content": ""}},
+    has_one_prompt=True,
 )
 
 
@@ -97,24 +101,41 @@ class ResponseBuilder:
         }
 
     def response(self, outputs: Sequence[CompletionOutput]) -> dict[str, object]:
-        choices = []
+        choices: list[dict[str, object]] = []
+        prompts: list[list[Any] | None] = []
         for index, (tokenized, output) in enumerate(zip(self.tokenized, outputs, strict=True)):
             parts = parse_complete(self.new_parser(), output.text)
+            logprobs = self.new_logprobs(tokenized)
             choices.append(
                 self.choice(
                     index,
                     self.api.output_fields(parts),
                     output.finish,
                     has_calls=any(isinstance(part, ToolCall) for part in parts),
-                    logprobs=self.new_logprobs(tokenized).of(output),
+                    logprobs=logprobs.of(output),
                 )
             )
+            prompts.append(logprobs.of_prompt(output))
         usage = usage_of([output.finish for output in outputs], self.num_choices)
-        kind = self.api.response_object
-        return {**self._common, "object": kind, "choices": choices, "usage": usage}
+        response = self._with_prompts(choices, prompts)
+        return {**self._common, "object": self.api.response_object, **response, "usage": usage}
 
-    def chunk(self, choices: Sequence[Mapping[str, object]]) -> dict[str, object]:
-        return {**self._common, "object": self.api.chunk_object, "choices": choices}
+    def chunk(
+        self, choices: Sequence[Mapping[str, object]], prompt_logprobs: list[Any] | None = None
+    ) -> dict[str, object]:
+        chunk = self._with_prompts(choices, [prompt_logprobs])
+        return {**self._common, "object": self.api.chunk_object, **chunk}
+
+    def _with_prompts(
+        self, choices: Sequence[Mapping[str, object]], prompts: Sequence[list[Any] | None]
+    ) -> Mapping[str, object]:
+        """Return the choices with prompt_logprobs: in each choice, or once next to a chat's."""
+        if all(prompt is None for prompt in prompts):
+            return {"choices": choices}
+        if self.api.has_one_prompt:
+            return {"choices": choices, "prompt_logprobs": prompts[0]}
+        pairs = zip(choices, prompts, strict=True)
+        return {"choices": [{**choice, "prompt_logprobs": prompt} for choice, prompt in pairs]}
 
     def choice(
         self,
@@ -165,12 +186,15 @@ class OpenAIEncoder:
         deltas = choice.deltas(delta)
         if finish is not None:
             self._finishes[index] = finish
-        logprobs = choice.logprobs.of(delta)
+        logprobs, prompt = choice.logprobs.of(delta), choice.logprobs.of_prompt(delta)
+        if index > 0 and self._builder.api.has_one_prompt:
+            prompt = None
         with_rounds = self._builder.with_rounds
         rounds = [round_object(each) for each in delta.rounds] if with_rounds else []
         needs_chunk = (
             finish is not None
             or logprobs is not None
+            or prompt is not None
             or bool(rounds)
             or self._options.token_by_token
         )
@@ -189,7 +213,7 @@ class OpenAIEncoder:
             )
             if with_rounds:
                 chunk["rounds"] = rounds if number == 1 else []
-            yield self._chunk(chunk)
+            yield self._chunk(chunk, prompt if number == 1 else None)
 
     def end(self) -> Iterator[Mapping[str, object]]:
         if self._options.include_usage:
@@ -197,8 +221,10 @@ class OpenAIEncoder:
             usage = usage_of(finishes, self._builder.num_choices)
             yield {**self._builder.chunk([]), "usage": usage}
 
-    def _chunk(self, choice: Mapping[str, object]) -> Mapping[str, object]:
-        chunk = self._builder.chunk([choice])
+    def _chunk(
+        self, choice: Mapping[str, object], prompt_logprobs: list[Any] | None = None
+    ) -> Mapping[str, object]:
+        chunk = self._builder.chunk([choice], prompt_logprobs)
         if self._options.continuous_usage_stats:
             return {**chunk, "usage": self._usage_so_far()}
         return {**chunk, "usage": None} if self._options.include_usage else chunk

@@ -69,6 +69,7 @@ def openai_routes(
                 text=text,
                 options=body.logprob_options(),
                 is_chat=api is CHAT,
+                num_prompt_top=body.prompt_logprobs,
             ),
             with_speculation=bool(body.return_speculation),
             with_rounds=bool(body.return_rounds),
@@ -93,7 +94,7 @@ def openai_routes(
                 body,
                 names=_names("cmpl", request.state.request_id, i if is_list else None),
                 field=FieldNames(f"prompt.{i}" if is_list else "prompt"),
-                logprobs=body.logprob_options(),
+                logprobs=body.engine_logprobs(),
             )
             grammar = OutputGrammar.of_content(body.grammar_spec())
             tokenized = await input_processor.with_grammar(tokenized, grammar)
@@ -122,7 +123,7 @@ def openai_routes(
                 add_generation_prompt=body.add_generation_prompt is not False,
             ),
             tool_choice=body.tool_choice_mode(),
-            logprobs=body.logprob_options(),
+            logprobs=body.engine_logprobs(),
         )
         choices = chat.tokenized.choices(body.num_choices)
         return await respond(request, body, choices, CHAT, chat.new_parser)

@@ -161,8 +161,10 @@ def _check_logprobs(found: Sequence[TokenLogprob], expected: Sequence[torch.Tens
         assert [v for _, v in entry.top] == pytest.approx(
             row.topk(len(entry.top)).values.tolist(), abs=1e-4
         )
-        for token_id, value in entry.top:
+        for token_id, value in (*entry.top, *entry.requested):
             assert value == pytest.approx(float(row[token_id]), abs=1e-4)
+        own = float(row[entry.token_id])
+        assert int((row > own + 1e-4).sum()) < entry.rank <= int((row >= own - 1e-4).sum())
 
 
 def _check_requested_logprobs(answer: Answered, asked: Asked, prompt: tuple[int, ...]) -> None:
@@ -175,6 +177,8 @@ def _check_requested_logprobs(answer: Answered, asked: Asked, prompt: tuple[int,
         return
     assert [entry.token_id for entry in answer.logprobs] == answer.ids
     assert {len(entry.top) for entry in answer.logprobs} == {num_top}
+    wanted = asked.params.logprob_token_ids
+    assert {tuple(i for i, _ in entry.requested) for entry in answer.logprobs} == {wanted}
     _check_logprobs(answer.logprobs, rows)
     if start is not None:
         first = max(1, start)

@@ -113,17 +113,22 @@ def _check(client: TestClient, params: dict[str, Any], ids: list[int], text: str
 
 
 @pytest.mark.parametrize("position", range(9))
-@pytest.mark.parametrize("kind", ["id", "string of one token", "string of three tokens"])
+@pytest.mark.parametrize(
+    "kind", ["id", "string of one token", "string of three tokens", "regex of three tokens"]
+)
 def test_a_stop_at_any_position_of_a_block_cuts_text_ids_and_logprobs(
     position: int, kind: str, client: TestClient, output_ids: list[int]
 ) -> None:
     """max_new_tokens before, at and after the stop; at the same token the stop wins."""
-    width = 3 if kind == "string of three tokens" else 1
+    width = 3 if kind.endswith("of three tokens") else 1
     if position + 1 < width:
         position = width - 1
     stop: Any = letters(output_ids[position + 1 - width : position + 1])
     fields = {"stop": [stop]} if kind != "id" else {"stop_token_ids": [output_ids[position]]}
     matched = stop if kind != "id" else output_ids[position]
+    if kind == "regex of three tokens":
+        matched = f"{stop[0]}.{stop[2]}$"
+        fields = {"stop_regex": matched}
     for limit in range(max(1, position), position + 3):
         ids = output_ids[: min(limit, position + 1)]
         if limit > position:

@@ -1,5 +1,7 @@
 """Stop strings: scanner and output text find the same stop for any tokenization."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from server.generation.stop_strings import (
     StopStringScanner,
     StopTable,
 )
+from server.text.stop_regex import StopRegex
 from tests.support.server.byte_text import BOS, EOS, byte_codec
 
 CODEC = byte_codec()
@@ -118,7 +121,7 @@ def test_the_complete_one_of_a_hundred_long_stops_is_found() -> None:
     search = StopSearch(StopTable(stops))
     assert [search.feed("a") for _ in range(2000)] == [None] * 2000
     assert search.num_undecided == 150
-    assert search.feed("-42. and more") == StopMatch(stops[42], 4)
+    assert search.feed("-42. and more") == StopMatch(stops[42], 154, 4)
 
 
 HIDDEN = CODEC.skipped_tokens(eos_token_ids=[EOS])  # their texts are "256" and "257"
@@ -156,3 +159,35 @@ def test_a_special_token_stops_only_from_min_tokens_on() -> None:
     table = StopTable(["257"], hidden=HIDDEN)
     scanner = StopStringScanner(decoder=CODEC.decoder(), table=table, min_tokens=3)
     assert [scanner.feed(token_id) for token_id in (EOS, EOS, EOS)] == [None, None, "257"]
+
+
+@settings(deadline=None)
+@given(
+    pieces=st.lists(st.text("ab1 ", max_size=4), max_size=8),
+    stops=st.lists(st.text("ab", min_size=1, max_size=3), max_size=2),
+)
+def test_strings_and_regexes_are_searched_together(pieces: list[str], stops: list[str]) -> None:
+    """The earliest end wins, then the longest, then a string."""
+    text, regexes = "".join(pieces), [r"b\d*1", "a[^a]+a"]
+    table = StopTable(stops, regexes=[StopRegex.compile(each) for each in regexes])
+    output = OutputText(decoder=CODEC.decoder(), table=table)
+    patterns = [*map(re.escape, stops), *regexes]
+    spans = [
+        (end, start, stop)
+        for end in range(1, len(text) + 1)
+        for start in range(end)
+        for stop, pattern in zip([*stops, *regexes], patterns, strict=True)
+        if re.fullmatch(pattern, text[start:end])
+    ]
+    expected = next(iter(spans), None)
+    scanner = StopStringScanner(decoder=CODEC.decoder(), table=table)
+    matched = next((s for s in map(scanner.feed, text.encode()) if s), None)
+    sent = [output.push(token_id) for token_id in text.encode()] + [output.flush()]
+    assert "".join(sent) == (text[: expected[1]] if expected else text)
+    assert matched == (expected[2] if expected else None)
+
+
+def test_a_hidden_special_token_does_not_hide_a_match() -> None:
+    table = StopTable(["257!"], hidden=HIDDEN, regexes=[StopRegex.compile("ab")])
+    output = OutputText(decoder=CODEC.decoder(), table=table)
+    assert "".join(map(output.push, [*b"xa", EOS, *b"bc"])) == "x"

@@ -200,6 +200,80 @@ def test_native_streams_have_one_logprob_per_id(connect: Connect, is_incremental
         assert (logprobs if is_incremental else events[-1]["meta_info"][name]) == expected[name]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_native_logprobs_of_named_tokens_have_sglangs_names(connect: Connect, stream: bool) -> None:
+    body = {
+        "text": ["hi", "a"],
+        "return_logprob": True,
+        "logprob_start_len": 1,
+        "token_ids_logprob": [[66, 5], [7]],
+        "stream": stream,
+    }
+    response = connect(FakeEngine("ab")).post("/generate", json=body)
+    if stream:
+        first, second = ([e for e in events_of(response.text) if e["index"] == i] for i in (0, 1))
+        metas = [first[-1]["meta_info"], second[-1]["meta_info"]]
+    else:
+        metas = [each["meta_info"] for each in response.json()]
+    assert metas[0]["output_token_ids_logprobs"] == [[[-0.66, 66, None], [-0.05, 5, None]]] * 3
+    assert metas[0]["input_token_ids_logprobs"] == [[[-0.66, 66, None], [-0.05, 5, None]]] * 2
+    assert metas[1]["output_token_ids_logprobs"] == [[[-0.07, 7, None]]] * 3
+
+
+def test_one_list_of_named_tokens_counts_for_all_prompts(connect: Connect) -> None:
+    body = {"text": ["hi", "a"], "return_logprob": True, "token_ids_logprob": [7]}
+    for each in connect(FakeEngine("a")).post("/generate", json=body).json():
+        assert each["meta_info"]["output_token_ids_logprobs"] == [[[-0.07, 7, None]]] * 2
+    body["return_logprob"] = False
+    (first, _) = connect(FakeEngine("a")).post("/generate", json=body).json()
+    assert "output_token_ids_logprobs" not in first["meta_info"]
+
+
+PROMPT_LOGPROBS = [
+    None,
+    {
+        "104": {"logprob": -1.04, "rank": 105, "decoded_token": "h"},
+        "65": {"logprob": 0.0, "rank": 1, "decoded_token": "A"},
+    },
+    {
+        "105": {"logprob": -1.05, "rank": 106, "decoded_token": "i"},
+        "65": {"logprob": 0.0, "rank": 1, "decoded_token": "A"},
+    },
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_completions_have_vllms_prompt_logprobs_in_each_choice(
+    connect: Connect, stream: bool
+) -> None:
+    body = {"prompt": ["hi", "hi"], "prompt_logprobs": 1, "logprobs": 0, "stream": stream}
+    response = connect(FakeEngine("ab")).post("/v1/completions", json=body)
+    events = events_of(response.text) if stream else [response.json()]
+    choices = [choice for event in events for choice in event["choices"]]
+    found = [choice["prompt_logprobs"] for choice in choices if "prompt_logprobs" in choice]
+    assert found == [PROMPT_LOGPROBS] * 2
+    tops = [top for c in choices if c["logprobs"] for top in c["logprobs"]["top_logprobs"]]
+    assert [len(top) for top in tops] == [1] * 6
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_has_prompt_logprobs_once(connect: Connect, stream: bool) -> None:
+    engine = FakeEngine("ab")
+    body = {"messages": USER, "prompt_logprobs": 1, "n": 2, "stream": stream}
+    response = connect(engine).post("/v1/chat/completions", json=body)
+    events = events_of(response.text) if stream else [response.json()]
+    (found,) = [event["prompt_logprobs"] for event in events if "prompt_logprobs" in event]
+    assert found[0] is None
+    assert len(found) == len(engine.requests[0].prompt_ids)
+    assert not any(choice["logprobs"] for event in events for choice in event["choices"])
+
+
+def test_prompt_logprobs_score_a_prompt_without_output(connect: Connect) -> None:
+    body = {"prompt": "hi", "prompt_logprobs": 1, "max_tokens": 0}
+    (choice,) = connect(FakeEngine("ab")).post("/v1/completions", json=body).json()["choices"]
+    assert (choice["text"], choice["prompt_logprobs"]) == ("", PROMPT_LOGPROBS)
+
+
 def test_chat_logprobs_have_text_and_bytes_of_each_token(connect: Connect) -> None:
     body = {"messages": USER, "logprobs": True, "top_logprobs": 2}
     completion = connect(FakeEngine("a")).post("/v1/chat/completions", json=body).json()

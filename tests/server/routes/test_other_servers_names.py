@@ -128,6 +128,24 @@ def test_the_stop_stays_in_the_text_on_request(connect: Connect) -> None:
     assert client.post("/v1/completions", json=token).json()["choices"][0]["text"] == "he"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_regex_ends_the_output_and_is_named(connect: Connect, stream: bool) -> None:
+    client = connect()
+    stops = {"stop": ["world"], "stop_regex": ["l+o", "o w.*"]}
+    native = {"text": "hi", "sampling_params": stops, "stream": stream}
+    response = client.post("/generate", json=native)
+    result = events_of(response.text)[-1] if stream else response.json()
+    assert result["text"] == "he"
+    assert result["meta_info"]["finish_reason"] == {"type": "stop", "matched": "l+o"}
+    for extra, text in (({}, "he"), ({"no_stop_trim": True}, "hello")):
+        body = {"prompt": "hi", **stops, **extra, "stream": stream}
+        response = client.post("/v1/completions", json=body)
+        chunks = events_of(response.text) if stream else [response.json()]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
+        assert chunks[-1]["choices"][0]["matched_stop"] == "l+o"
+        assert chunks[-1]["choices"][0]["stop_reason"] == "l+o"
+
+
 def test_a_chat_continues_the_last_message(connect: Connect) -> None:
     engine = FakeEngine()
     client = connect(engine)

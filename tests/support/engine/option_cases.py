@@ -144,7 +144,11 @@ OPTIONS = (
     Option("stop_token_ids", "token ids that end an answer", stop_at=6),
     Option("seed", "the same numbers again, whatever is beside", {"seed": 4}, False),
     Option("n", "choices of one seed that draw independently", {}, False, choice=2),
-    Option("logprobs", "of each token of the answer", {"num_logprobs": 3}),
+    Option(
+        "logprobs",
+        "of each token of the answer, of the likeliest and of named ones",
+        {"num_logprobs": 3, "logprob_token_ids": (7, 198)},
+    ),
     Option(
         "prompt logprobs",
         "of each token of the prompt",

@@ -125,7 +125,8 @@ class FakeEngine:
 
         def entries(ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
             top = tuple((65 + i, -i / 2) for i in range(num_top or 0))
-            return tuple(TokenLogprob(token_id, -token_id / 100, top) for token_id in ids)
+            requested = tuple((i, -i / 100) for i in params.logprob_token_ids)
+            return tuple(TokenLogprob(i, -i / 100, top, requested, rank=i + 1) for i in ids)
 
         prompt = request.prompt_ids[max(1, start) :] if start is not None and is_first else ()
         own = entries(token_ids) if num_top is not None else ()
