@@ -11,6 +11,10 @@ import numpy.typing as npt
 
 ContextKVMode = Literal["auto", "on", "off"]
 
+SchedulingPolicy = Literal["fcfs", "priority"]  # what decides the order of requests
+
+PriorityOrder = Literal["higher_first", "lower_first"]  # which priorities come first
+
 TokenSource = Literal["draft", "lookup", "target"]  # what proposed a committed token
 
 MAX_TOP_LOGPROBS = 20  # most likely tokens per position, in addition to the sampled one
@@ -118,6 +122,7 @@ class Request:
     stop_scanner: StopScanner | None = None
     token_mask: TokenMask | None = None
     choice: int = 0
+    priority: int = 0  # has an effect with the policy "priority"
 
 
 @dataclass(frozen=True, slots=True)

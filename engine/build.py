@@ -37,6 +37,7 @@ from engine.proposers.planner import PlannerByLoad
 from engine.runner.target_model import Target
 from engine.scheduler.proposals import ProposalPlanner
 from engine.scheduler.request_limits import RequestLimits
+from engine.scheduler.request_order import RequestOrder
 from engine.scheduler.scheduler import Scheduler
 from kv_pool import KVPool, PageManager
 
@@ -198,6 +199,7 @@ def _make_engine(
         num_draft_tokens=resolve_window(config, models.block_size) - 1,
         max_running=config.max_running_requests,
         max_queued=config.max_queued_requests,
+        order=RequestOrder(config.policy, config.priority_order, config.priority_aging_s),
         prefill_chunk_tokens=config.prefill_chunk_tokens,
     )
     return EngineCore(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.api import ContextKVMode
+from engine.api import ContextKVMode, PriorityOrder, SchedulingPolicy
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -43,5 +43,8 @@ class EngineConfig:
     native_kernels: Literal["auto", "off"] = "auto"  # compiled for this CPU at the first start
     max_running_requests: int = 16
     max_queued_requests: int = 256
+    policy: SchedulingPolicy = "fcfs"
+    priority_order: PriorityOrder = "higher_first"
+    priority_aging_s: float = 10.0  # of waiting, that make up for one step of priority
     prefill_chunk_tokens: int = 512
     num_threads: int | None = None  # torch threads; None: the usable cores

@@ -256,7 +256,7 @@ class EngineCore:
         """Return the plan without its youngest sequence, which waits; alone, it fails."""
         if len(plan.scheduled_seqs) > 1:
             logger.warning("out of memory: the step is repeated without its youngest: %s", error)
-            return self._scheduler.drop_youngest(plan)
+            return self._scheduler.drop_last(plan)
         self._fail_for_memory(plan, error)
         return StepPlan(())
 

@@ -72,7 +72,7 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Lists the scheduled sequences of one step, running ones first, each by arrival."""
+    """Lists the scheduled sequences of one step, running ones first, each by place."""
 
     scheduled_seqs: tuple[ScheduledSequence, ...]
 

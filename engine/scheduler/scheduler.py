@@ -6,6 +6,7 @@ phase: each step computes committed tokens that have no keys and values yet.
 
 import secrets
 import time
+from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from engine.scheduler.plan import RoundResult, ScheduledSequence, StepPlan
 from engine.scheduler.proposals import Proposal, ProposalPlanner, StepLoad
 from engine.scheduler.request_fault import RequestFault, attribute_faults
 from engine.scheduler.request_limits import RequestLimits, check_request
+from engine.scheduler.request_order import RequestOrder
 from engine.scheduler.sequence import SequenceState
 from engine.scheduler.stop_check import stop_after, stop_ids
 from kv_pool import OutOfPages, PageManager, PageTable
@@ -60,6 +62,7 @@ class Scheduler:
         max_running: int,
         max_queued: int,
         prefill_chunk_tokens: int,
+        order: RequestOrder,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pages = pages
@@ -72,10 +75,11 @@ class Scheduler:
         self._fits_memory = max_running  # running sequences; lower after a step ran out of memory
         self._max_queued = max_queued
         self._chunk = prefill_chunk_tokens
+        self._order = order
         self._clock = clock
         self._arrivals = 0
-        self._waiting: list[SequenceState] = []  # by arrival
-        self._running: list[SequenceState] = []  # by arrival
+        self._waiting: list[SequenceState] = []  # by place
+        self._running: list[SequenceState] = []  # by place
         self._finished: list[SequenceState] = []  # since plan(); release() takes their pages
         # The head of the queue that did not fit, with pages published and available then.
         self._blocked: tuple[SequenceState, int, int] | None = None
@@ -119,18 +123,18 @@ class Scheduler:
                 f"the queue is full: {len(self._waiting)} requests wait and "
                 f"{len(self._running)} run; try again later"
             )
-        seed = request.params.seed
-        self._waiting.append(
-            SequenceState(
-                request=attribute_faults(request),
-                arrival=self._arrivals,
-                seed=seed if seed is not None else secrets.randbits(63),
-                arrived_at=self._clock(),
-                table=PageTable(self._pages.page_size),
-                token_ids=list(request.prompt_ids),
-                stop_ids=stop_ids(request.params, self._eos_ids),
-            )
+        seed, now = request.params.seed, self._clock()
+        seq = SequenceState(
+            request=attribute_faults(request),
+            arrival=self._arrivals,
+            seed=seed if seed is not None else secrets.randbits(63),
+            arrived_at=now,
+            table=PageTable(self._pages.page_size),
+            token_ids=list(request.prompt_ids),
+            stop_ids=stop_ids(request.params, self._eos_ids),
+            rank=self._order.rank(request, now),
         )
+        insort(self._waiting, seq, key=_place)
         self._arrivals += 1
 
     def abort(self, request_id: str) -> Finish | None:
@@ -165,8 +169,8 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Schedule the sequences of the next step and reserve their pages.
 
-        Older requests come first and preempt younger ones when no pages are left, so the oldest
-        request progresses in every step.
+        Requests come in their order and preempt later ones when no pages are left, so the first
+        one progresses in every step.
         """
         scheduled_seqs: list[ScheduledSequence] = []
         budget = self._chunk
@@ -174,7 +178,7 @@ class Scheduler:
         preempted = False
         for seq in tuple(self._running):
             if seq not in self._running:
-                continue  # preempted by an older one in this step
+                continue  # preempted by an earlier one in this step
             scheduled = self._schedule(seq, budget, proposals)
             if scheduled is None:
                 continue
@@ -191,15 +195,15 @@ class Scheduler:
             scheduled_seqs.extend(self._admit(budget))
         return StepPlan(tuple(scheduled_seqs))
 
-    def drop_youngest(self, plan: StepPlan) -> StepPlan:
-        """Preempt the youngest sequence of a plan that does not fit into memory.
+    def drop_last(self, plan: StepPlan) -> StepPlan:
+        """Preempt the last sequence of a plan that does not fit into memory.
 
         No more sequences than now run from then on, until one of them ends.
         """
-        youngest = max((s.seq for s in plan.scheduled_seqs), key=lambda seq: seq.arrival)
-        self._preempt(youngest)
+        last = max((s.seq for s in plan.scheduled_seqs), key=_place)
+        self._preempt(last)
         self._fits_memory = max(1, len(self._running))
-        return plan.without(youngest.request.request_id)
+        return plan.without(last.request.request_id)
 
     def restart(self, plan: StepPlan) -> None:
         """Restart the sequences of a committed plan whose context was not written.
@@ -317,8 +321,7 @@ class Scheduler:
                 break
             self._waiting.remove(seq)
             computing.append(seq)
-            self._running.append(seq)
-            self._running.sort(key=lambda s: s.arrival)
+            insort(self._running, seq, key=_place)
             scheduled_seqs.append(scheduled)
             budget -= self._prefill_cost(scheduled)
         return scheduled_seqs
@@ -386,8 +389,7 @@ class Scheduler:
         self._pages.release(seq.table.trim(0))
         seq.kv_len = 0
         seq.num_published = 0
-        self._waiting.append(seq)
-        self._waiting.sort(key=lambda s: s.arrival)
+        insort(self._waiting, seq, key=_place)
         self.counters.num_preemptions += 1
 
     # -- committing ---------------------------------------------------------------------------
@@ -486,6 +488,10 @@ class Scheduler:
 
     def _all(self) -> list[SequenceState]:
         return self._running + self._waiting
+
+
+def _place(seq: SequenceState) -> tuple[float, int]:
+    return seq.place
 
 
 def _round_of(scheduled: ScheduledSequence, num_tokens: int) -> Round:

@@ -29,12 +29,13 @@ class SequenceState:
     """
 
     request: Request
-    arrival: int  # order of arrival; the scheduler's only notion of age
+    arrival: int  # order of arrival
     seed: int
     arrived_at: float  # seconds, monotonic
     table: PageTable
     token_ids: list[int]
     stop_ids: frozenset[int] = frozenset()  # stop tokens, end-of-sequence ids included
+    rank: float = 0.0  # among requests; a lower one comes first
     kv_len: int = 0
     num_published: int = 0  # leading pages in the prefix cache
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at admission
@@ -48,6 +49,11 @@ class SequenceState:
 
     def __post_init__(self) -> None:
         self.history = TokenCounts(num_prompt=self.num_prompt)
+
+    @property
+    def place(self) -> tuple[float, int]:
+        """Return the place in the order of requests: by rank, then by arrival."""
+        return self.rank, self.arrival
 
     @property
     def num_prompt(self) -> int:

@@ -171,6 +171,7 @@ class TextGenerator:
             ),
             token_mask=mask,
             choice=tokenized.choice,
+            priority=tokenized.priority,
         )
         output = OutputProcessor(
             tokenized,

@@ -36,6 +36,7 @@ class TokenizedRequest:
     echo: str = ""  # text before the generated text
     grammar: CompiledGrammar | None = None  # of the output
     keeps_stop: bool = False  # the text ends with the stop
+    priority: int = 0  # among requests
     scores_only: bool = False  # the prompt's log probabilities are all that is requested
 
     def choices(self, count: int) -> "list[TokenizedRequest]":
@@ -113,6 +114,7 @@ class InputProcessor:
             skip_special_tokens=fields.skip_special_tokens is not False,
             kept_ids=kept_ids,
             keeps_stop=fields.keeps_stop,
+            priority=fields.engine_priority,
             scores_only=fields.token_limit()[1] == 0,
         )
 

@@ -1,6 +1,7 @@
 """Tokenizes the prompts of a /generate body, for the HTTP route and the Python API."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from server.generation.input_processor import (
     FieldNames,
@@ -33,6 +34,7 @@ async def tokenize_native(
         )
         grammar = OutputGrammar.of_content(params.grammar_spec(prefix))
         tokenized = await input_processor.with_grammar(tokenized, grammar)
+        tokenized = replace(tokenized, priority=body.priority or 0)
         requests += tokenized.choices(params.num_choices)
     check_num_choices(len(requests), param="sampling_params.n")
     return requests

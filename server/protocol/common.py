@@ -29,6 +29,7 @@ TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], item_count(MAX_VALUES)]
 PromptIds = Annotated[list[TokenId], item_count(MAX_VALUES, least=1)]
 RequestId = Annotated[Text, Field(min_length=1, max_length=_MAX_ID_CHARS)]
+Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
@@ -182,7 +183,7 @@ class SamplingFields(Body):
         return stop
 
     @staticmethod
-    def check_stops(stops: list[str] | None) -> list[str] | None:
+    def check_stops(stops: list[str] | None) -> list[str]:
         """Return the list. Raises ValueError for an empty stop, and for too many characters."""
         stops = stops or []
         if not all(stops):
@@ -198,6 +199,11 @@ class SamplingFields(Body):
     @property
     def stop_regexes(self) -> tuple[StopRegex, ...]:
         return ()
+
+    @property
+    def engine_priority(self) -> int:
+        """Priority among requests, for the scheduler's policy `priority`."""
+        return 0
 
     @property
     def keeps_stop(self) -> bool:
@@ -231,6 +237,16 @@ class SamplingFields(Body):
     def token_limit(self) -> tuple[str, int | None]:
         """Return the name and value of the field that limits the output's tokens."""
         raise NotImplementedError
+
+
+class PriorityField(SamplingFields):
+    """The field `priority` of the APIs whose sampling fields are the body's own."""
+
+    priority: Priority | None = None
+
+    @property
+    def engine_priority(self) -> int:
+        return self.priority or 0
 
 
 class Continuation(Protocol):

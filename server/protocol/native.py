@@ -11,6 +11,7 @@ from server.protocol.base import Body, Text, item_count
 from server.protocol.common import (
     MAX_PROMPTS,
     Messages,
+    Priority,
     Prompt,
     PromptIds,
     RequestId,
@@ -91,7 +92,7 @@ LogprobIds = Annotated[list[TokenId], item_count(MAX_LOGPROB_TOKEN_IDS)]
 class GenerateBody(Body):
     """Exactly one of text, input_ids and messages; a list of prompts returns a list."""
 
-    IGNORED = frozenset({"model", "priority"})
+    IGNORED = frozenset({"model"})
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "return_hidden_states": (False,),
         "return_routed_experts": (False,),
@@ -146,6 +147,7 @@ class GenerateBody(Body):
         | Annotated[list[RequestId], Tag("<many>"), _PerPrompt],
         _choice(_one_or_many, "a string or a list of strings"),
     ] = None
+    priority: Priority | None = None
     stream: bool = False
     return_logprob: bool = False  # this and the next three apply to all prompts
     logprob_start_len: int = Field(-1, ge=-1)  # first prompt position; -1: no prompt logprobs

@@ -11,6 +11,7 @@ from server.protocol.base import Body, Text, item_count
 from server.protocol.common import (
     MAX_PROMPTS,
     Messages,
+    PriorityField,
     Prompt,
     PromptIds,
     TemplateKwargs,
@@ -31,7 +32,6 @@ _NO_EFFECT = frozenset(
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
-        "priority",
         "spaces_between_special_tokens",
     }
 )
@@ -52,7 +52,7 @@ class StreamOptions(Body):
     token_by_token: bool = False  # one chunk per token
 
 
-class OpenAIBody(OptionFields, OpenAIGrammarFields):
+class OpenAIBody(OptionFields, OpenAIGrammarFields, PriorityField):
     """Fields of both completions and chat completions."""
 
     IGNORED = _NO_EFFECT

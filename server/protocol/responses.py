@@ -12,8 +12,8 @@ from server.protocol.common import (
     MAX_MESSAGES,
     MAX_PARTS,
     Message,
+    PriorityField,
     Prompt,
-    SamplingFields,
     TemplateKwargs,
 )
 from server.protocol.engine_options import LogprobOptions, ReasoningRequest, effort_of
@@ -197,7 +197,7 @@ class ReasoningConfig(Body):
     effort: Text | None = None
 
 
-class ResponsesBody(SamplingFields):
+class ResponsesBody(PriorityField):
     """A request of POST /v1/responses."""
 
     IGNORED = frozenset(

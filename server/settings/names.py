@@ -55,6 +55,7 @@ FLAG_ALIASES: Mapping[str, tuple[str, ...]] = {
     ),
     "scheduler.max_running_requests": ("--max-running-requests", "--max-num-seqs"),
     "scheduler.max_queued_requests": ("--max-queued-requests",),
+    "scheduler.policy": ("--scheduling-policy",),
     "scheduler.prefill_chunk_tokens": ("--chunked-prefill-size",),
     "server.host": ("--host",),
     "server.port": ("--port",),
@@ -77,6 +78,8 @@ SWITCHES: Mapping[str, tuple[str, str]] = {
     "--disable-prefix-cache": ("kv.prefix_cache", "false"),
     "--disable-radix-cache": ("kv.prefix_cache", "false"),
     "--no-enable-prefix-caching": ("kv.prefix_cache", "false"),
+    "--enable-priority-scheduling": ("scheduler.policy", "priority"),
+    "--schedule-low-priority-values-first": ("scheduler.priority_order", "lower_first"),
 }
 
 

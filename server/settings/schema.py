@@ -205,6 +205,21 @@ class SchedulerSection(Section):
     max_queued_requests: Annotated[int, Field(ge=0)] = Field(
         256, description="Most requests that wait; further ones get status 429."
     )
+    policy: Literal["fcfs", "priority"] = Field(
+        "fcfs",
+        description="fcfs: requests start by arrival, and `priority` of a request has no effect; "
+        "priority: by their priority. When pages run out, the last in this order is preempted.",
+    )
+    priority_order: Literal["higher_first", "lower_first"] = Field(
+        "higher_first",
+        description="Which priorities come first: higher ones as in SGLang, or lower ones as in "
+        "vLLM.",
+    )
+    priority_aging_s: Annotated[float, Field(gt=0)] = Field(
+        10.0,
+        description="Seconds of earlier arrival that make up for one step of priority, so that no "
+        "request waits for ever.",
+    )
     queue_timeout_s: Seconds | None = Field(
         None,
         description="Most seconds that a request waits before it starts; then it gets status 504. "

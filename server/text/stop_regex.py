@@ -97,7 +97,8 @@ class _Compiler:
         """Return the first state of a sequence that is followed by a state."""
         for item in reversed(list(items)):
             self._count_part()
-            following = self._item(*item, following, flags)
+            op, value = item
+            following = self._item(op, value, following, flags)
         return following
 
     def _item(self, op: Any, value: Any, following: int, flags: int) -> int:
@@ -108,7 +109,8 @@ class _Compiler:
             _, added, removed, part = value
             return self._sequence(part, following, self._checked((flags | added) & ~removed))
         if op is ops.MAX_REPEAT or op is ops.MIN_REPEAT:
-            return self._repetition(*value, following, flags)
+            least, most, part = value
+            return self._repetition(least, most, part, following, flags)
         if op is ops.AT:
             return self._anchor(value, following)
         source = _class_source(op, value)

@@ -161,18 +161,36 @@ def test_a_chat_continues_the_last_message(connect: Connect) -> None:
     assert error["param"] == "continue_final_message"
 
 
+@pytest.mark.parametrize("priority", [None, -3, 5.0])
+def test_the_priority_reaches_the_engine_from_every_route(
+    connect: Connect, priority: float | None
+) -> None:
+    engine = FakeEngine()
+    client = connect(engine)
+    field = {} if priority is None else {"priority": priority}
+    for route, body in (
+        ("/generate", {"text": ["hi", "ho"]}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/chat/completions", {"messages": [USER]}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"model": "tiny", "messages": [USER], "max_tokens": 5}),
+    ):
+        assert client.post(route, json={**body, **field}).status_code == 200
+    assert {request.priority for request in engine.requests} == {priority or 0}
+    error = error_of(client.post("/generate", json={"text": "hi", "priority": "high"}))
+    assert error["param"] == "priority"
+
+
 def test_fields_without_effect_are_accepted(connect: Connect) -> None:
     client = connect()
     native = {
         "text": "hi",
         "model": "any",
-        "priority": 3,
         "sampling_params": {"spaces_between_special_tokens": False},
     }
     assert client.post("/generate", json=native).status_code == 200
     chat = {
         "messages": [USER],
-        "priority": 1,
         "verbosity": "medium",
         "spaces_between_special_tokens": False,
     }

@@ -8,6 +8,7 @@ from engine.proposers.fixed_rule import FixedPlanner, FixedRule
 from engine.scheduler.plan import RoundResult, ScheduledSequence, StepPlan
 from engine.scheduler.proposals import ProposalPlanner
 from engine.scheduler.request_limits import RequestLimits, served_len
+from engine.scheduler.request_order import RequestOrder
 from engine.scheduler.scheduler import Committed, Scheduler
 from kv_pool import PageManager
 
@@ -15,12 +16,18 @@ EOS = 0
 
 
 def request(
-    request_id: str, *, prompt_len: int = 5, max_new_tokens: int = 8, **params: object
+    request_id: str,
+    *,
+    prompt_len: int = 5,
+    max_new_tokens: int = 8,
+    priority: int = 0,
+    **params: object,
 ) -> Request:
     return Request(
         request_id,
         tuple(range(1, prompt_len + 1)),
         EngineSamplingParams(max_new_tokens=max_new_tokens, **params),  # type: ignore[arg-type]
+        priority=priority,
     )
 
 
@@ -37,6 +44,8 @@ class Harness:
     chunk: int = 6
     max_len: int = 128
     prefix_cache: bool = False
+    order: RequestOrder = field(default_factory=RequestOrder)
+    now: float = 0.0  # seconds
     planner: ProposalPlanner | None = None  # None: whole blocks
     accept: Callable[[ScheduledSequence], int] = lambda scheduled: scheduled.num_drafts
     events: list[TokenEvent] = field(default_factory=list)
@@ -48,6 +57,8 @@ class Harness:
         )
         rule = FixedRule(num_draft_tokens=self.num_draft_tokens, lookup=None)
         self.scheduler = Scheduler(
+            order=self.order,
+            clock=lambda: self.now,
             pages=self.pages,
             limits=RequestLimits(
                 max_len=served_len(
