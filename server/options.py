@@ -46,6 +46,7 @@ class ServerOptions:
     tool_parser: ToolParserName = "auto"
     reasoning_parser: ReasoningParserName = "none"
     grammar_timeout_s: float = 3.0  # limit for compiling a grammar
+    additional_properties: bool = False  # objects of schemas allow ones that they do not name
     special_tokens_in_content: bool = False  # of a chat; otherwise they are plain text there
     stall_s: float = 60.0  # without progress while requests run, until /ready is 503
 

@@ -22,6 +22,7 @@ _ALIASES = {
 _USED = (
     *("server.sampling_defaults", "server.default_max_tokens", "server.max_tokens_cap"),
     *("server.grammar_timeout_s", "server.special_tokens_in_content"),
+    "server.additional_properties",
 )
 
 

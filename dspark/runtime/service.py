@@ -41,6 +41,7 @@ def server_options(settings: Settings, config: EngineConfig, *, keys: KeyRing) -
         tool_parser=settings.model.tool_call_parser,
         reasoning_parser=settings.model.reasoning_parser,
         grammar_timeout_s=settings.server.grammar_timeout_s,
+        additional_properties=settings.server.additional_properties,
         special_tokens_in_content=settings.server.special_tokens_in_content,
         stall_s=settings.observability.stall_seconds,
     )

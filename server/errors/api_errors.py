@@ -66,6 +66,13 @@ _TYPES: Mapping[int, str] = {
 }
 
 
+# Routes of the served APIs that do not exist here, and what a client can do.
+_NOT_SERVED = {
+    "/v1/messages/batches": "send each request to POST /v1/messages",
+    "/v1/batches": "send each request to its own route",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A status code and the four fields of the error body."""
@@ -170,7 +177,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), error
     failure = failure_of(error)
     if failure.status == 404:
-        failure = Failure(404, f"no route {shorten(request.url.path)}", code="unknown_route")
+        failure = _unknown_route(request.url.path)
     elif failure.status == 405:
         accepted = (error.headers or {}).get("Allow", "another method")
         failure = Failure(
@@ -179,6 +186,14 @@ async def _on_http(request: Request, error: Exception) -> Response:
             code="method_not_allowed",
         )
     return failure.response(request.url.path, error.headers)
+
+
+def _unknown_route(path: str) -> Failure:
+    for prefix, instead in _NOT_SERVED.items():
+        if path == prefix or path.startswith(f"{prefix}/"):
+            message = f"{shorten(path)}: batches are not served; {instead}"
+            return Failure(404, message, code="unsupported_route")
+    return Failure(404, f"no route {shorten(path)}", code="unknown_route")
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:

@@ -35,6 +35,7 @@ class TokenizedRequest:
     choice: int = 0  # index among the n choices of one prompt
     echo: str = ""  # text before the generated text
     grammar: CompiledGrammar | None = None  # of the output
+    opens_objects: bool = False  # of schemas, for properties that they do not name
     keeps_stop: bool = False  # the text ends with the stop
     priority: int = 0  # among requests
     scores_only: bool = False  # the prompt's log probabilities are all that is requested
@@ -105,6 +106,9 @@ class InputProcessor:
                 f"'{field.prompt}' must have at least one token; found none", param=field.prompt
             )
         max_new_tokens = self._token_limit(fields, len(prompt_ids), field)
+        opens_objects = fields.additional_properties
+        if opens_objects is None:
+            opens_objects = self._options.additional_properties
         return TokenizedRequest(
             names=names,
             prompt_ids=prompt_ids,
@@ -113,6 +117,7 @@ class InputProcessor:
             stop_regexes=fields.stop_regexes,
             skip_special_tokens=fields.skip_special_tokens is not False,
             kept_ids=kept_ids,
+            opens_objects=opens_objects,
             keeps_stop=fields.keeps_stop,
             priority=fields.engine_priority,
             scores_only=fields.token_limit()[1] == 0,
@@ -124,6 +129,7 @@ class InputProcessor:
         """Return the request with a compiled grammar. Compiles off the event loop."""
         if grammar is None:
             return tokenized
+        grammar = replace(grammar, opens_objects=tokenized.opens_objects)
         return replace(tokenized, grammar=await self._grammars.compile(grammar))
 
     async def encode(

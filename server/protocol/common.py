@@ -168,6 +168,8 @@ class SamplingFields(Body):
     stop_token_ids: Annotated[list[TokenId], item_count(_MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    # Objects of schemas allow properties that they do not name; None: as the server is set.
+    additional_properties: bool | None = None
 
     @field_validator("top_k")
     @classmethod

@@ -16,7 +16,12 @@ from server.protocol.common import (
     Prompt,
     TemplateKwargs,
 )
-from server.protocol.engine_options import LogprobOptions, ReasoningRequest, effort_of
+from server.protocol.engine_options import (
+    EngineOptions,
+    LogprobOptions,
+    ReasoningRequest,
+    effort_of,
+)
 from server.protocol.structured_output import grammar_of
 from server.protocol.tools import (
     MAX_TOOLS,
@@ -217,6 +222,7 @@ class ResponsesBody(PriorityField):
         "context_management": ([],),
         "conversation": (),
         "moderation": (),
+        "n": (1,),
         "prompt": (),
         "truncation": ("disabled", "auto"),
     }
@@ -245,6 +251,10 @@ class ResponsesBody(PriorityField):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
+    num_draft_tokens: int | None = Field(None, ge=0)  # the most that a round verifies; 0: no draft
+
+    def engine_options(self) -> EngineOptions:
+        return EngineOptions(num_draft_tokens=self.num_draft_tokens)
 
     def token_limit(self) -> tuple[str, int | None]:
         return "max_output_tokens", self.max_output_tokens

@@ -92,6 +92,11 @@ class ServerSection(Section):
         description="Most seconds for compiling a request's schema, regex or grammar, in a "
         "separate process; a longer compilation is refused.",
     )
+    additional_properties: bool = Field(
+        False,
+        description="Whether an object of a request's schema that names properties, and does not "
+        "set additionalProperties, allows others; a request's `additional_properties` wins.",
+    )
     playground: bool = Field(
         True,
         description="Serve the playground at /, a page in the browser that chats, shows where each "

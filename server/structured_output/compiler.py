@@ -127,7 +127,8 @@ class GrammarCompiler:
         return compiled
 
     def _compile(self, grammar: OutputGrammar) -> CompiledGrammar:
-        parts = {name: self._part(spec) for name, spec in grammar.specs.items()}
+        opens = grammar.opens_objects
+        parts = {name: self._part(spec, opens) for name, spec in grammar.specs.items()}
         lark = grammar.lark()
         text = grammar_list(parts if lark is None else {"output": {"lark_grammar": lark}, **parts})
         last = _last_spec(grammar)
@@ -144,9 +145,10 @@ class GrammarCompiler:
             raise _invalid_grammar(last, reason)
         return compiled
 
-    def _part(self, spec: GrammarSpec) -> dict[str, Any]:
+    def _part(self, spec: GrammarSpec, opens_objects: bool) -> dict[str, Any]:
+        request = {"kind": spec.kind, "text": spec.text, "opens_objects": opens_objects}
         try:
-            result = self._check(spec, {"kind": spec.kind, "text": spec.text})
+            result = self._check(spec, request)
         except ApiError:
             if spec.is_strict:
                 raise

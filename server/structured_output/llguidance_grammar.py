@@ -8,6 +8,7 @@ The first grammar describes the whole output; it refers to the others by "@name"
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
@@ -25,6 +26,8 @@ from server.structured_output.json_schema import (
     exact_schema,
 )
 
+ConvertSchema = Callable[[Any], dict[str, Any]]  # a client's schema, as llguidance takes it
+
 # Cost limits of a grammar, in llguidance's units.
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
@@ -38,22 +41,25 @@ _LARK_TOKEN = re.compile(
 )
 
 
-def grammar_part(kind: GrammarKind, text: str) -> dict[str, Any]:
-    """Return one entry of the list, without a name. Raises GrammarError."""
+def grammar_part(kind: GrammarKind, text: str, *, opens_objects: bool = False) -> dict[str, Any]:
+    """Return one entry of the list, without a name. Raises GrammarError.
+
+    With opens_objects an object that names properties allows others too, as JSON Schema does.
+    """
     try:
-        return _part(kind, text)
+        return _part(kind, text, partial(_schema, opens_objects=opens_objects))
     except RecursionError as error:
         raise GrammarError("is nested too deeply") from error
 
 
-def _part(kind: GrammarKind, text: str) -> dict[str, Any]:
+def _part(kind: GrammarKind, text: str, convert: ConvertSchema) -> dict[str, Any]:
     match kind:
         case "json_schema":
-            return {"json_schema": _schema(json.loads(text))}
+            return {"json_schema": convert(json.loads(text))}
         case "regex":
             return _first(LLMatcher.grammar_from_regex(ascii_classes(text)))
         case "ebnf":
-            return {"lark_grammar": ascii_lark(_lark(text))}
+            return {"lark_grammar": ascii_lark(_lark(text, convert))}
         case "choice":
             choices = " | ".join(json.dumps(choice) for choice in json.loads(text))
             return {"lark_grammar": f"start: {choices}\n"}
@@ -87,11 +93,13 @@ def failing_location(schema: Any, error_of: Callable[[Any], str | None]) -> str:
     return location
 
 
-def _schema(schema: Any) -> dict[str, Any]:
+def _schema(schema: Any, *, opens_objects: bool) -> dict[str, Any]:
     """Return the schema as llguidance takes it, with this server's options."""
     if schema is False:
         raise GrammarError("false allows no value")
-    exact = close_objects(exact_schema({} if schema is True else schema))
+    exact = exact_schema({} if schema is True else schema)
+    if not opens_objects:
+        exact = close_objects(exact)
     return {**exact, LIBRARY_OPTIONS: {"whitespace_pattern": WHITESPACE}}
 
 
@@ -101,12 +109,12 @@ def _first(grammar: str) -> dict[str, Any]:
     return {key: value for key, value in part.items() if value is not None}
 
 
-def _lark(text: str) -> str:
+def _lark(text: str, convert: ConvertSchema) -> str:
     """Return GBNF (which uses `::=`) or Lark as Lark. Users call both EBNF."""
-    return _with_exact_schemas(text if is_lark_syntax(text) else lark_of_gbnf(text))
+    return _with_exact_schemas(text if is_lark_syntax(text) else lark_of_gbnf(text), convert)
 
 
-def _with_exact_schemas(lark: str) -> str:
+def _with_exact_schemas(lark: str, convert: ConvertSchema) -> str:
     """Rewrite the schemas of a Lark text's `%json` as those of `json_schema`."""
     pieces, at = [], 0
     while token := _LARK_TOKEN.match(lark, at):
@@ -114,7 +122,7 @@ def _with_exact_schemas(lark: str) -> str:
         pieces.append(token[0])
         if token[0] == "%json":
             schema, at = _schema_at(lark, at)
-            pieces.append(f" {json.dumps(_schema(schema))}")
+            pieces.append(f" {json.dumps(convert(schema))}")
     return "".join(pieces)
 
 

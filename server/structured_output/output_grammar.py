@@ -64,6 +64,7 @@ class OutputGrammar:
     content: GrammarSpec | None = None
     tool_calls: ToolCallGrammar | None = None
     reasoning: ReasoningGrammar | None = None
+    opens_objects: bool = False  # objects of schemas allow properties that they do not name
 
     @classmethod
     def of_content(cls, content: GrammarSpec | None) -> "OutputGrammar | None":

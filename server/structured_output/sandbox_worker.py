@@ -2,8 +2,9 @@
 
 Reads one JSON object per line and writes one line per request:
 
-    {"kind": "json_schema", "text": "..."}    ->  {"part": {...}} or {"error": "...", "at": "/..."}
-    {"grammar": "..."}                        ->  {} or {"error": "..."}
+    {"kind": "json_schema", "text": "...", "opens_objects": false}
+                          ->  {"part": {...}} or {"error": "...", "at": "/..."}
+    {"grammar": "..."}    ->  {} or {"error": "..."}
 
 A grammar that passes here also compiles in the server, within the same limits.
 """
@@ -53,7 +54,7 @@ class GrammarChecker:
             return {} if error is None else {"error": error}
         kind, text = request["kind"], request["text"]
         try:
-            part = grammar_part(kind, text)
+            part = grammar_part(kind, text, opens_objects=request.get("opens_objects", False))
         except GrammarError as error:
             return {"error": str(error), "at": error.at or self._location(kind, text)}
         found = self._error(grammar_list({"content": part}))

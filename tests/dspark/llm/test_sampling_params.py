@@ -45,7 +45,8 @@ def test_values_may_be_what_python_writes_for_json() -> None:
         ({"logit_bias": {5: 200}}, "'logit_bias.5' must be a number from -100 to 100; found 200"),
         ({"regex": "a", "json_schema": {}}, "'regex' and 'json_schema' both"),
         ({"stop_token_ids": {1}}, "'stop_token_ids' must be made of text, .*; found set"),
-        ({"stop_regex": ["a"]}, "'stop_regex' is not"),
+        ({"stop_regex": ["a*"]}, "'stop_regex' .* must match at least one character"),
+        ({"structural_tag": "a"}, "'structural_tag' is not"),
     ],
 )
 def test_what_is_not_accepted_is_a_value_error_with_the_fields_name(

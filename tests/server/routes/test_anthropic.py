@@ -388,5 +388,8 @@ def test_models_have_the_clients_shape(client: anthropic.Anthropic) -> None:
 
 
 def test_batches_are_not_found(client: anthropic.Anthropic) -> None:
-    with pytest.raises(anthropic.NotFoundError, match="no route /v1/messages/batches"):
+    with pytest.raises(
+        anthropic.NotFoundError,
+        match="batches are not served; send each request to POST /v1/messages",
+    ):
         client.messages.batches.list()

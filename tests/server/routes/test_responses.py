@@ -54,6 +54,13 @@ def test_a_response_has_a_message_and_usage(client: openai.OpenAI) -> None:
     assert response.incomplete_details is None
 
 
+def test_the_number_of_draft_tokens_reaches_the_engine(connect: Connect) -> None:
+    engine = FakeEngine()
+    body = {"input": "hi", "num_draft_tokens": 2, "n": 1}
+    assert connect(engine).post("/v1/responses", json=body).status_code == 200
+    assert engine.requests[0].params.num_draft_tokens == 2
+
+
 def test_a_stream_has_the_clients_events_and_ends_with_the_same_response(
     client: openai.OpenAI,
 ) -> None:
@@ -337,6 +344,8 @@ def test_a_refused_stream_has_its_status(connect: Connect) -> None:
         ({"input": [{"type": "file"}]}, "input.0", "function_call_output"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input", "must have a message"),
         ({"background": True}, "background", "is not supported"),
+        ({"n": 2}, "n", "is not supported"),
+        ({"num_draft_tokens": -1}, "num_draft_tokens", "at least 0"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "must be 'function'"),
         ({"tools": [{"type": "custom", "name": "x"}]}, "tools.0.type", "must be 'function'"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),

@@ -425,6 +425,8 @@ def test_every_field_of_the_engines_config_can_be_set() -> None:
         *("--kv.memory_gib", "2", "--mem-fraction", "0.5", "--disable-prefix-cache"),
         *("--attention-backend", "reference", "--max-num-seqs", "2"),
         *("--max-queued-requests", "0", "--chunked-prefill-size", "7"),
+        *("--scheduling-policy", "priority", "--scheduler.priority_order", "lower_first"),
+        *("--scheduler.priority_aging_s", "3"),
         *("--device.num_threads", "1", "--device.native_kernels", "off", "--device.graphs", "off"),
         *("--speculative.allow_other_target", "true", "--confidence-mode", "threshold"),
         *("--speculative.draft_dtype", "bfloat16", "--quantization", "int8"),

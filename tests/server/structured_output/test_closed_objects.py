@@ -15,8 +15,8 @@ B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}
 TOKENIZER = LLTokenizer(TokenizerWrapper(_ByteVocabulary()), slices=[])
 
 
-def _accepts(schema: Any, value: Any) -> bool:
-    part = grammar_part("json_schema", json.dumps(schema))
+def _accepts(schema: Any, value: Any, *, opens_objects: bool = False) -> bool:
+    part = grammar_part("json_schema", json.dumps(schema), opens_objects=opens_objects)
     matcher = LLMatcher(TOKENIZER, grammar_list({"content": part}), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     text = json.dumps(value).encode()
@@ -84,3 +84,10 @@ def test_an_object_stays_open_where_the_schema_says_or_needs_it(schema: Any, val
 def test_values_that_look_like_schemas_are_left_alone() -> None:
     schema = {"const": {"properties": {"a": 1}}}
     assert close_objects(schema) == schema
+
+
+@pytest.mark.parametrize("opens_objects", [False, True])
+def test_an_option_opens_objects_that_do_not_set_additional_properties(opens_objects: bool) -> None:
+    closed = {**A, "additionalProperties": False}
+    assert _accepts(A, {"a": 1, "x": 1}, opens_objects=opens_objects) is opens_objects
+    assert not _accepts(closed, {"a": 1, "x": 1}, opens_objects=opens_objects)

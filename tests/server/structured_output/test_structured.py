@@ -7,10 +7,12 @@ from typing import Any
 
 import httpx
 import jsonschema_rs
+import numpy as np
 import pytest
 
 from engine import FinishReason
 from tests.server.conftest import Connect
+from tests.support.server.byte_text import NUM_IDS
 from tests.support.server.clients import chat
 from tests.support.server.fakes import FakeEngine
 from tests.support.server.grammar_cases import IN_ASCII
@@ -77,6 +79,42 @@ def test_every_grammar_field_works_on_every_route_that_has_it(service: TinyServi
             assert completion["choices"][0]["finish_reason"] == "stop"
         else:
             assert completion["meta_info"]["finish_reason"] == {"type": "stop", "matched": None}
+
+
+OPEN: Any = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize("setting", [False, True])
+@pytest.mark.parametrize("field", [None, False, True])
+def test_a_field_or_the_server_opens_the_objects_of_schemas_on_every_route(
+    connect: Connect, setting: bool, field: bool | None
+) -> None:
+    engine = FakeEngine()
+    client = connect(engine, additional_properties=setting)
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": OPEN}}
+    own = {"type": "json_schema", "schema": OPEN}
+    bodies: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("/generate", {"text": "hi"}, {"json_schema": OPEN}),
+        ("/v1/completions", {"prompt": "hi"}, {"json_schema": OPEN}),
+        ("/v1/chat/completions", {"messages": USER}, {"response_format": form}),
+        ("/v1/responses", {"input": "hi"}, {"text": {"format": {**own, "name": "x"}}}),
+        (
+            "/v1/messages",
+            {"model": "tiny", "messages": USER, "max_tokens": 9},
+            {"output_config": {"format": own}},
+        ),
+    ]
+    for route, prompt, grammar in bodies:
+        params = {**grammar, "additional_properties": field}
+        fields = {"sampling_params": params} if route == GENERATE else params
+        response = client.post(route, json={**prompt, **fields})
+        assert response.status_code == 200, response.text
+        mask = engine.requests[-1].token_mask
+        assert mask is not None
+        words = np.zeros(-(-NUM_IDS // 32), dtype=np.uint32)
+        mask.fill(list(b'{"a":1'), words)
+        allows_more = bool(words[ord(",") // 32] >> (ord(",") % 32) & 1)
+        assert allows_more is (setting if field is None else field), route
 
 
 def test_a_json_object_is_any_object(service: TinyService) -> None:
