@@ -11,6 +11,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from dspark.cli.main import main
 from engine import EngineSnapshot
 from tests.server.conftest import Connect, connect  # noqa: F401
 from tests.support.paths import ROOT
@@ -106,3 +107,30 @@ def test_the_compose_file_mounts_what_exists() -> None:
     assert len(folders) == 3
     assert all((DEPLOY / path).exists() for path in folders)
     assert (DEPLOY / services["server"]["build"] / "Dockerfile").exists()
+
+
+def test_the_services_of_the_compose_file_reach_each_other() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    ports = {name: {p.split(":")[-1] for p in s["ports"]} for name, s in services.items()}
+    (scraped,) = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())[
+        "scrape_configs"
+    ]
+    targets = [t for group in scraped["static_configs"] for t in group["targets"]]
+    sources = [
+        source["url"].removeprefix("http://")
+        for file in (DEPLOY / "grafana" / "provisioning" / "datasources").iterdir()
+        for source in yaml.safe_load(file.read_text())["datasources"]
+    ]
+    assert targets
+    assert sources
+    for address in (*targets, *sources):
+        name, _, port = address.partition(":")
+        assert port in ports[name], address
+    published = [p for s in services.values() for p in s["ports"]]
+    assert all(p.startswith("127.0.0.1:") for p in published)
+
+
+def test_the_command_of_the_compose_file_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    assert main([*services["server"]["command"], "--check"]) == 0
+    assert capsys.readouterr().out == "the settings are valid\n"

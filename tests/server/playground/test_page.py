@@ -1,10 +1,12 @@
 """The playground in a real browser: `make test-page`."""
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -213,6 +215,39 @@ def test_tokens_are_coloured_by_the_source_that_the_api_reports(
     assert "round 2, 2 of " in tip
     page.check("#plain")
     assert spans.nth(drafted).evaluate(colour) == spans.nth(0).evaluate(colour)
+
+
+def test_tokens_of_lookups_are_coloured_and_counted_live(
+    tmp_path: Path, open_page: OpenPage
+) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "again and again and again"}],
+        "sampling_params": {"max_new_tokens": 80, "temperature": 0},
+        **dict.fromkeys(
+            ("stream", "incremental_stream_output", "token_by_token", "return_rounds"), True
+        ),
+    }
+    with tiny_service(tmp_path, engine={"lookup": "on"}) as service:
+        rounds = [
+            event["meta_info"]["rounds"][0]
+            for event in events_of(httpx.post(f"{service.url}/generate", json=body).text)
+        ]
+        page = open_page(f"{service.url}/")
+        set_sampling(page, max_new_tokens=80, temperature=0)
+        send(page, "again and again and again")
+        wait_for_completion(page)
+        expected = [r["source"] if r["position"] < r["accepted"] else "target" for r in rounds]
+        assert "lookup" in expected
+        spans = page.locator(".assistant .token")
+        assert spans.evaluate_all("all => all.map(s => s.dataset.source)") == expected
+        first = expected.index("lookup")
+        spans.nth(first).hover()
+        position = rounds[first]["position"] + 1
+        assert page.locator("#tip").inner_text().startswith(f"lookup, position {position} · ")
+        percent = math.floor(100 * expected.count("lookup") / len(expected) + 0.5)
+        page.wait_for_selector(f"#live-sources:has-text('lookup {percent} %')")
+        most = max(r["drafted"] for r in rounds)
+        page.wait_for_selector(f"#live-positions [aria-label^='position {most}:']")
 
 
 def test_arrow_keys_read_out_where_tokens_came_from(open_page: OpenPage) -> None:
