@@ -36,7 +36,9 @@ def add_checking_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """Add MODEL, which is short for --model.path MODEL."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder or hub id of the target")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="folder, GGUF file or hub id of the target"
+    )
 
 
 def settle(args: argparse.Namespace) -> Settings | None:
@@ -77,7 +79,7 @@ def _not_looked_up(settings: Settings) -> str:
     left = [
         f"{name} {value}"
         for name, value in named.items()
-        if value is not None and value != DEMO_NAME and not Path(value).is_dir()
+        if value is not None and value != DEMO_NAME and not Path(value).exists()
     ]
     return f"; models are looked up at start: {', '.join(left)}" if left else ""
 

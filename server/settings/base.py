@@ -35,12 +35,13 @@ class Accepts:
     """Annotates a type with a description of its values, and with the kind of path they are."""
 
     text: str
-    path: Literal["model", "file", "folder", "output"] | None = None
+    path: Literal["target", "model", "file", "folder", "output"] | None = None
     is_beside_config: bool = False  # relative paths count from the YAML file even without ./
 
 
 Text = Annotated[str, Field(min_length=1)]
 FolderOrHubId = Annotated[Text, Accepts("a folder or hub id", path="model")]
+TargetName = Annotated[Text, Accepts("a folder, a GGUF file or a hub id", path="target")]
 FileName = Annotated[Text, Accepts("a file", path="file")]
 FolderName = Annotated[Text, Accepts("a folder", path="folder")]
 OutputFolder = Annotated[Text, Accepts("a folder", path="output")]

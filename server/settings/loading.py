@@ -10,7 +10,7 @@ from typing import Any, Generic
 from pydantic import ValidationError
 
 from server.settings.base import Accepts, SettingsError, quoted, shown
-from server.settings.model_sources import PATHS_COUNT_FROM, why_no_model
+from server.settings.model_sources import PATHS_COUNT_FROM, why_no_model, why_no_target
 from server.settings.names import Catalog, S, Setting
 from server.settings.schema import SERVING, Settings
 from server.settings.sources import Assignment, Fault, once, read_environment, read_file
@@ -18,6 +18,7 @@ from server.settings.text_files import is_unicode
 from server.settings.yaml_nodes import Value
 
 _Problem = Mapping[str, Any]  # as pydantic reports it
+_MODELS = {"target": why_no_target, "model": why_no_model}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +129,10 @@ def _complaint(
 
 def _path_complaint(path: str, setting: Setting) -> str | None:
     assert setting.path_kind is not None
-    kind = setting.path_kind.path
-    if kind == "model":
-        return why_no_model(path)
-    exists = {"file": os.path.isfile, "folder": os.path.isdir}.get(str(kind))
+    kind = str(setting.path_kind.path)
+    if kind in _MODELS:
+        return _MODELS[kind](path)
+    exists = {"file": os.path.isfile, "folder": os.path.isdir}.get(kind)
     if exists is None or exists(path):
         return None
     counted = "" if setting.path_kind.is_beside_config else f" ({PATHS_COUNT_FROM})"

@@ -1,4 +1,4 @@
-"""Checks the name of a model in settings: a folder, a hub id, or the demo's name."""
+"""Checks the name of a model in settings: a folder, a GGUF file, a hub id, or the demo's name."""
 
 import os.path
 
@@ -7,6 +7,7 @@ from server.settings.base import shown
 DEMO_TARGET = "smollm2-135m-instruct"
 DEMO_PREFIX = "demo:"
 DEMO_NAME = f"{DEMO_PREFIX}{DEMO_TARGET}"
+GGUF_ENDING = ".gguf"
 
 PATHS_COUNT_FROM = (
     "./ and ../ count from the YAML file that names the path, other relative paths from the "
@@ -15,6 +16,24 @@ PATHS_COUNT_FROM = (
 _FOLDER_OR_HUB_ID = (
     f"a folder with config.json ({PATHS_COUNT_FROM}), or a hub id such as name or owner/name"
 )
+
+
+def is_gguf(name: str) -> bool:
+    """Return whether a name is that of an existing GGUF file."""
+    return name.endswith(GGUF_ENDING) and os.path.isfile(name)
+
+
+def why_no_target(name: str) -> str | None:
+    """Describe what is wrong with the name of a target; see why_no_model."""
+    if is_gguf(name):
+        return None
+    if os.path.isfile(name) or (name.endswith(GGUF_ENDING) and not os.path.isdir(name)):
+        kind = "which is no GGUF file" if os.path.exists(name) else "which does not exist"
+        return (
+            f"found {shown(name)}, {kind}; accepted: a file that ends in {GGUF_ENDING}, or "
+            f"{_FOLDER_OR_HUB_ID}"
+        )
+    return why_no_model(name)
 
 
 def why_no_model(name: str) -> str | None:

@@ -15,6 +15,7 @@ from server.settings.base import (
     Seconds,
     Section,
     SettingsError,
+    TargetName,
     Text,
 )
 from server.settings.names import Catalog
@@ -26,10 +27,10 @@ __all__ = ["SERVING", "Settings", "SettingsError"]
 class TargetSection(Section):
     """The target model."""
 
-    path: FolderOrHubId = Field(
-        description="Folder or hub id of the target; demo:smollm2-135m-instruct is the demo "
-        "model. A folder that begins with ./ or ../ counts from the YAML file that names it, any "
-        "other from the working directory."
+    path: TargetName = Field(
+        description="Folder, GGUF file or hub id of the target; demo:smollm2-135m-instruct is the "
+        "demo model. A path that begins with ./ or ../ counts from the YAML file that names it, "
+        "any other from the working directory. A GGUF file is converted once, into the cache."
     )
     revision: Text | None = Field(None, description="Branch, tag or commit of a hub id.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(

@@ -21,8 +21,7 @@ from dspark.cli.measuring import check_picture, progress_bar, prompts_in
 from dspark.cli.prepared_pair import prepare, require_draft
 from dspark.cli.startup import add_checking_flags, add_model_argument, configure_log, settle
 from dspark.demo.target import cached_demo_target
-from dspark.runtime.models import resolved_engine_config, running_engine
-from dspark.runtime.packaged import DEMO_DRAFT
+from dspark.runtime.models import local_target, resolved_engine_config, running_engine
 from engine import LoadError
 from engine.model_setup.memory_plan import size_text
 from engine.observability.start_report import Row, start_rows
@@ -48,7 +47,7 @@ USAGE = "dspark doctor [MODEL] [--config FILE] [options]"
 _PACKAGES = {  # distribution: what for
     "torch": "required",
     "transformers": "required",
-    "gguf": "makes the demo target, once",
+    "gguf": "reads GGUF files, as that of the demo target, once",
     "accelerate": "makes the demo target, once",
     "torchao": "quantised drafts",
     "flashinfer-python": "attention over pages, CUDA only",
@@ -215,15 +214,11 @@ def _active_rows(
 def _not_at_hand(settings: Settings) -> Iterator[str]:
     """Yield the models that are not on this machine."""
     target, draft = settings.model.path, settings.speculative.draft_model
-    if not _is_here(target, demo=cached_demo_target(default_cache_dir(os.environ))):
+    if local_target(target) is None:
         yield target
-    if settings.speculative.algorithm == "dspark" and not _is_here(str(draft), demo=DEMO_DRAFT):
+    has_draft = settings.speculative.algorithm == "dspark"
+    if has_draft and draft != DEMO_NAME and not Path(str(draft)).is_dir():
         yield str(draft)
-
-
-def _is_here(name: str, *, demo: Path | None) -> bool:
-    """Whether a model is on this machine; demo is the folder of the demo name, if it exists."""
-    return demo is not None if name == DEMO_NAME else Path(name).is_dir()
 
 
 def _has_settings(args: argparse.Namespace) -> bool:

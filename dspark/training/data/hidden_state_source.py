@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from dspark.demo.source import Progress
+from dspark.gguf.progress import Progress
 from dspark.training.config import FeaturesConfig
 from dspark.training.data.examples import Examples, TokenSequence
 from dspark.training.data.feature_store import FeatureStore

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspark.bench.workloads.prompts import Prompt
-from dspark.demo.source import Progress
+from dspark.gguf.progress import Progress
 from dspark.training.config import OwnPromptsConfig
 from dspark.training.data.own_prompts import (
     OwnPromptFile,

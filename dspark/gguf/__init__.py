@@ -1,0 +1,1 @@
+"""Converts GGUF files to Hugging Face folders, once, into the cache folder."""
