@@ -74,11 +74,11 @@ class FeaturesConfig(Section):
 class LearningConfig(Section):
     """The optimisation steps."""
 
-    start: Literal["target", "scratch", "draft"] = Field(
-        "target",
+    start: Literal["auto", "target", "scratch", "draft"] = Field(
+        "auto",
         description="target: layers and final norm start as the target's where shapes agree; "
-        "scratch: random; draft: start_draft, with its shape (design.draft_vocab_size may reduce "
-        "its vocabulary).",
+        "scratch: random; auto: the better of both after a few steps; draft: start_draft, with its "
+        "shape (design.draft_vocab_size may reduce its vocabulary).",
     )
     start_draft: FolderName | None = Field(None, description="Folder of a draft to start from.")
     epochs: Count = Field(4, description="Passes over all sequences.")

@@ -5,16 +5,15 @@ folder for `speculative.draft_model`. The same command with the same output fold
 run. See docs/training.md."""
 
 import argparse
-import os
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from dspark.bench.workloads.prompts import Prompt, PromptFileError, spread
 from dspark.cli.measuring import encode, quiet_libraries
 from dspark.cli.startup import add_checking_flags, configure_log, load_or_print
-from dspark.demo.target import ensure_demo_target
+from dspark.runtime.models import resolved_target
 from dspark.runtime.progress import TerminalProgress
 from dspark.runtime.text import codec_of
 from dspark.training.data.prompts import (
@@ -33,9 +32,7 @@ from dspark.training.settings.begun_training import (
 )
 from dspark.training.settings.schema import TRAINING, TrainingSettings
 from dspark.training.settings.training_config import to_training_config
-from engine.platform.cache_dir import default_cache_dir
 from server.settings.flags import add_settings_flags
-from server.settings.model_sources import DEMO_NAME
 from server.settings.schema import SettingsError
 from server.text.tokenizer import TextCodec
 
@@ -60,22 +57,20 @@ def run(args: argparse.Namespace) -> int:
         print(f"the settings are valid; {len(prompts)} prompts{more}")
         return 0
     configure_log("info")
+    output = Path(settings.output)
     with (
+        explains_how_to_resume(output),
         ExitStack() as stack,
         TerminalProgress(stream=sys.stderr, log_tenths=True) as progress,
     ):
-        target = settings.model.path
-        if target == DEMO_NAME:
-            cache_dir = default_cache_dir(os.environ)
-            target = str(ensure_demo_target(cache_dir=cache_dir, progress=progress))
         model = settings.model
+        target = resolved_target(model.path, progress)
         codec = codec_of(
             target,
             revision=model.revision,
             trust_remote_code=model.trust_remote_code,
             chat_template=model.chat_template,
         )
-        output = Path(settings.output)
         asked = decisive_settings(settings, prompts, chat_template=codec.chat_template)
         refuse_another_training(output, asked)
         config = to_training_config(settings, target=target)
@@ -104,6 +99,19 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(outcome.lengths.lines()))
     print(f"steps={result.num_steps} exported_step={result.exported_step} draft={outcome.folder}")
     return 0
+
+
+@contextmanager
+def explains_how_to_resume(output: Path) -> Iterator[None]:
+    """Print how to go on when a signal ends the block."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        print(
+            f"dspark train: stopped; the same command goes on with what {output} holds",
+            file=sys.stderr,
+        )
+        raise
 
 
 def chosen_prompts(settings: TrainingSettings) -> tuple[Prompt, ...]:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from draft import DecoderVariant, DraftLoadError, DSparkConfig, LayerConfig
 from draft.config import check_taps, gemma4_variant
 from dspark.training.config import DesignConfig
-from dspark.training.model.initialising import TargetWeights
+from dspark.training.model.target_layers import full_layers
 from engine.errors import LoadError
 from engine.loading.target import LoadedTarget
 
@@ -72,17 +72,10 @@ def decoder_variant(target: LoadedTarget) -> DecoderVariant:
 
 def _own_heads(config: Any) -> tuple[int, int | None]:
     """Read head_dim and the number of KV heads of the target's layers with full attention."""
-    layer = config.per_layer_config[_full_layers(config)[-1]]
+    layer = config.per_layer_config[full_layers(config)[-1]]
     head_dim: int | None = getattr(layer, "head_dim", None)
     kv_heads: int | None = getattr(layer, "num_key_value_heads", None)
     return head_dim or layer.hidden_size // layer.num_attention_heads, kv_heads
-
-
-def _full_layers(config: Any) -> list[int]:
-    """Return the layers with full attention; every layer if there are none."""
-    kinds = getattr(config, "layer_types", None) or []
-    full = [index for index, kind in enumerate(kinds) if kind == "full_attention"]
-    return full or list(range(config.num_hidden_layers))
 
 
 def _layer(design: DesignConfig, config: Any, *, is_partial: bool) -> LayerConfig:
@@ -146,49 +139,6 @@ def frequent_token_ids(
     by_count = sorted(range(vocab_size), key=lambda token_id: -counts[token_id])
     chosen = dict.fromkeys([*required, *by_count])
     return torch.tensor(sorted(islice(chosen, size)))
-
-
-def last_layers(target: LoadedTarget, count: int) -> TargetWeights:
-    """Return the weights of the last `count` layers, to initialise a draft.
-
-    If kinds of layers differ, only those with full attention have the draft's shapes.
-    """
-    config: Any = target.model.config.get_text_config()  # type: ignore[union-attr,operator]
-    full = _full_layers(config)
-    chosen = full if len(full) >= count else range(target.num_layers)
-    layers = [target.parts.layers[index] for index in list(chosen)[-count:]]
-    norm = getattr(target.model.get_decoder(), "norm", None)  # type: ignore[operator]
-    weight = getattr(norm, "weight", None)
-    has_variant = decoder_variant(target).norms_outputs
-    return TargetWeights(
-        layers=[_weights_of(layer, norms_outputs=has_variant) for layer in layers],
-        final_norm=_factors_of(norm, weight.detach())
-        if norm is not None and isinstance(weight, torch.Tensor)
-        else None,
-    )
-
-
-def _weights_of(layer: nn.Module, *, norms_outputs: bool) -> dict[str, Tensor]:
-    """Return a layer's weights under the draft's names, with norms as factors.
-
-    norms_outputs: the draft norms outputs too. Else the norm before the feed-forward network is
-    the draft's post_attention_layernorm, whatever its name in the target.
-    """
-    tensors: dict[str, Tensor] = dict(layer.state_dict())
-    for name, module in layer.named_modules():
-        if f"{name}.weight" in tensors:
-            tensors[f"{name}.weight"] = _factors_of(module, tensors[f"{name}.weight"])
-    before = tensors.get("pre_feedforward_layernorm.weight")
-    if before is not None and not norms_outputs:
-        tensors["post_attention_layernorm.weight"] = before
-    return tensors
-
-
-@torch.no_grad()
-def _factors_of(module: nn.Module, weight: Tensor) -> Tensor:
-    """Return the factors of an RMSNorm: some classes multiply by 1 + weight. Else the weight."""
-    is_norm = type(module).__name__.endswith("RMSNorm")
-    return module(torch.ones_like(weight)).detach() if is_norm else weight
 
 
 def _rope(config: Any) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -17,14 +18,16 @@ from dspark.training.model.design import (
     decoder_variant,
     design_draft,
     frequent_token_ids,
-    last_layers,
     unused_token_id,
 )
 from dspark.training.model.initialising import make_trainable, new_network, with_draft_vocabulary
+from dspark.training.model.target_layers import last_layers
 from engine.errors import LoadError
 from engine.loading.target import LoadedTarget
 
 logger = logging.getLogger(__name__)
+
+Start = Literal["target", "scratch", "draft"]
 
 
 def tap_layers_of(config: TrainingConfig, target: LoadedTarget) -> tuple[int, ...]:
@@ -52,6 +55,7 @@ def build_network(
     target: LoadedTarget,
     sequences: Sequence[TokenSequence],
     *,
+    start: Start,
     seed: int,
     device: torch.device,
 ) -> DSparkNetwork:
@@ -63,7 +67,7 @@ def build_network(
     head = target.parts.lm_head.get_parameter("weight").float()
     size = config.design.draft_vocab_size
     kept_ids = None if size is None else _choose_kept_ids(target, sequences, size)
-    if config.learning.start == "draft":
+    if start == "draft":
         return _load_existing(config, target, embedding, head, kept_ids=kept_ids, device=device)
     mask = config.design.mask_token_id
     if mask is None:
@@ -74,12 +78,11 @@ def build_network(
             f"design.mask_token_id: found {mask}; accepted: 0 to {target.vocab_size - 1}"
         )
     design = design_draft(config.design, target, mask_token_id=mask)
-    like_target = config.learning.start == "target"
     return new_network(
         design,
         embedding=embedding,
         lm_head=head,
-        start=last_layers(target, design.num_layers) if like_target else None,
+        start=last_layers(target, design) if start == "target" else None,
         max_positions=config.max_tokens,
         seed=seed,
         device=device,

@@ -14,7 +14,7 @@ from draft.atomic_write import write_text
 from dspark.bench.draft_quality.accept_lengths import AcceptLengths, measure_accept_lengths
 from dspark.bench.workloads.prompts import EncodedPrompt
 from dspark.bench.workloads.trial import Workload
-from dspark.demo.source import Progress
+from dspark.gguf.progress import Progress
 from dspark.training.config import TrainingConfig
 from dspark.training.data.answers import AnswerFile, Variant, count_missing, generate_answers
 from dspark.training.data.examples import Examples, TokenSequence
@@ -26,10 +26,16 @@ from dspark.training.errors import TrainingError
 from dspark.training.model.compiling import compile_forward
 from dspark.training.model.export import export_draft
 from dspark.training.model.forward import ForwardBlocks, forward_blocks
-from dspark.training.model.start_network import build_network, logit_cap_of, tap_layers_of
+from dspark.training.model.start_network import (
+    Start,
+    build_network,
+    logit_cap_of,
+    tap_layers_of,
+)
 from dspark.training.run.model_card import TrainingData, model_card
 from dspark.training.run.recipe import Recipe
 from dspark.training.run.stages import timed_stage
+from dspark.training.run.start_choice import choose_start
 from dspark.training.run.trainer import peak_bytes, trial_batch
 from dspark.training.run.training_loop import TrainingLoop, TrainingResult
 from engine.api import EngineSamplingParams
@@ -135,10 +141,7 @@ class Training:
             self._answer(prompts, file, states)
         train, held_out = self._split(prompts, file)
         with by_transformers_alone(target.model, fastest_attention(target.model)):
-            network = build_network(
-                config, target, train + held_out, seed=self._recipe.seed, device=self._device
-            )
-            result = self._train(network, train, held_out, states)
+            network, result = self._train(train, held_out, states)
         folder = config.output / "draft"
         export_draft(
             network,
@@ -243,14 +246,40 @@ class Training:
 
     def _train(
         self,
-        network: DSparkNetwork,
         train: Sequence[TokenSequence],
         held_out: Sequence[TokenSequence],
         states: HiddenStateSource,
-    ) -> TrainingResult:
+    ) -> tuple[DSparkNetwork, TrainingResult]:
         config = self._config
+
+        def build(start: Start) -> DSparkNetwork:
+            return build_network(
+                config,
+                self._target,
+                [*train, *held_out],
+                start=start,
+                seed=self._recipe.seed,
+                device=self._device,
+            )
+
+        configured = config.learning.start
+        start: Start = "scratch" if configured == "auto" else configured
+        network = build(start)  # refuses a wrong design before the next stage
         with timed_stage("hidden states"):
             training_set, validation_set = states.examples(train, held_out, self._progress)
+        identity = self._identity(network.config, train)
+        if configured == "auto":
+            self._progress.start("comparing two starts", total=None)
+            with timed_stage("start"):
+                start = choose_start(
+                    build,
+                    training_set,
+                    self._recipe,
+                    folder=config.output,
+                    identity=identity,
+                    device=self._device,
+                )
+            network = build(start)
         loop = TrainingLoop(
             network=network,
             examples=training_set,
@@ -258,7 +287,7 @@ class Training:
             recipe=self._recipe,
             config=config.learning,
             folder=config.output,
-            identity=self._identity(network.config, train),
+            identity={**identity, "training.start": start},
             device=self._device,
             forward=self._forward_blocks(network, training_set),
         )
@@ -272,7 +301,7 @@ class Training:
         )
         self._progress.start("training steps", total=loop.num_steps)
         with timed_stage("training"):
-            return loop.run(self._progress.update)
+            return network, loop.run(self._progress.update)
 
     def _forward_blocks(self, network: DSparkNetwork, examples: Examples) -> ForwardBlocks:
         """Return the forward pass, compiled if configured and possible."""
@@ -290,13 +319,12 @@ class Training:
     def _identity(
         self, draft: DSparkConfig, train: Sequence[TokenSequence]
     ) -> Mapping[str, object]:
-        """Return the values that must be equal when a training resumes."""
+        """Return the values that must be equal when a training resumes, but for its start."""
         texts = repr([(s.token_ids, s.num_prompt_tokens) for s in train]).encode()
         recipe = {f"training.{k}": v for k, v in dataclasses.asdict(self._recipe).items()}
         design = {f"design.{k}": repr(v) for k, v in dataclasses.asdict(draft).items()}
         return {
             fingerprint.FIELD: self._fingerprint,
-            "training.start": self._config.learning.start,
             "training data": hashlib.sha256(texts).hexdigest()[:16],
             **recipe,
             **design,

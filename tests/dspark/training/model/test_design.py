@@ -14,10 +14,10 @@ from dspark.training.model.design import (
     decoder_variant,
     design_draft,
     frequent_token_ids,
-    last_layers,
     unused_token_id,
 )
 from dspark.training.model.initialising import new_network
+from dspark.training.model.target_layers import last_layers
 from engine.errors import LoadError
 from engine.loading.target import by_transformers_alone, dense_reference
 from tests.support.engine.tiny_models import CPU, HIDDEN, VOCAB, tiny_target
@@ -54,7 +54,8 @@ def test_a_draft_of_a_gemma4_target_has_the_heads_and_the_decoder_of_its_global_
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 1, 32)
     assert config.layers == (LayerConfig(rope_theta=1e6, rotary_fraction=0.25),) * 2
     assert config.variant == gemma4_variant(shares_kv=True, logit_cap=20.0)
-    start = last_layers(target, 3)
+    config = design_draft(DesignConfig(num_taps=2, num_layers=3), target, mask_token_id=3)
+    start = last_layers(target, config)
     expected = [target.parts.layers[i].get_parameter("mlp.up_proj.weight") for i in (1, 3, 4)]
     for layer, weight in zip(start.layers, expected, strict=True):
         assert torch.equal(layer["mlp.up_proj.weight"], weight)
@@ -66,7 +67,8 @@ def test_norms_of_a_start_are_the_factors_that_the_target_multiplies_by(name: st
     for parameter in target.model.parameters():
         if parameter.dim() == 1:
             parameter.normal_()
-    start = last_layers(target, 1)
+    design = DesignConfig(num_taps=2, num_layers=1)
+    start = last_layers(target, design_draft(design, target, mask_token_id=3))
     layer = target.parts.layers[3 if name == "gemma3" else -1]  # the last with full attention
     after = {"gemma3": "pre_feedforward_layernorm"}.get(name, "post_attention_layernorm")
     x = torch.randn(HIDDEN)
@@ -159,7 +161,8 @@ def test_a_target_that_caps_its_logits_is_refused() -> None:
 
 def test_a_draft_can_start_with_the_targets_last_layers() -> None:
     target = tiny_target()
-    weights = last_layers(target, 2)
+    design = DesignConfig(num_taps=2, num_layers=2)
+    weights = last_layers(target, design_draft(design, target, mask_token_id=3))
     layers = target.parts.layers
     own = layers[-1].get_parameter("mlp.up_proj.weight")
     assert torch.equal(weights.layers[1]["mlp.up_proj.weight"], own)

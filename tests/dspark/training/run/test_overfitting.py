@@ -13,9 +13,10 @@ from dspark.training.data.examples import TokenSequence
 from dspark.training.data.feature_store import FeatureStore
 from dspark.training.data.hidden_states import HiddenStateReader
 from dspark.training.data.sequence_examples import SequenceExamples
-from dspark.training.model.design import design_draft, last_layers
+from dspark.training.model.design import design_draft
 from dspark.training.model.export import export_draft
 from dspark.training.model.initialising import new_network
+from dspark.training.model.target_layers import last_layers
 from dspark.training.run.recipe import Recipe
 from dspark.training.run.trainer import Trainer
 from dspark.training.run.validation import validate
@@ -69,7 +70,7 @@ def test_a_draft_overfits_its_sequences_and_is_served(name: str, tmp_path: Path)
         config,
         embedding=target.parts.embedding.get_parameter("weight"),
         lm_head=target.parts.lm_head.get_parameter("weight"),
-        start=last_layers(target, 2),
+        start=last_layers(target, config),
         max_positions=64,
         seed=0,
         device=CPU,
