@@ -157,9 +157,17 @@ def run_evaluation(
 
 
 def run_calibration(
-    config: EngineConfig, *, workload: Workload, dataset: str, replace: bool, report: Report
+    config: EngineConfig,
+    *,
+    workload: Workload,
+    dataset: str,
+    replace: bool,
+    num_rounds: int,
+    report: Report,
 ) -> Measurement:
     """Calibrate the draft's confidences and write calibration.json. Reports twice.
+
+    num_rounds: where collecting stops.
 
     Raises what `run_benchmark` raises, LoadError for a draft without a confidence head or with
     a calibration, and OSError if the file cannot be written.
@@ -176,7 +184,15 @@ def run_calibration(
         built = _load(whole, workload, device, observer=recorder)
         folder = resolve_folder(name, revision)
         check_can_calibrate(built, folder, replace=replace)
-        return calibrate(built, recorder, workload, dataset=dataset, folder=folder, report=report)
+        return calibrate(
+            built,
+            recorder,
+            workload,
+            dataset=dataset,
+            folder=folder,
+            num_rounds=num_rounds,
+            report=report,
+        )
 
     measurement = _measured(config, measure)
     return dataclasses.replace(

@@ -6,18 +6,19 @@ from pathlib import Path
 from statistics import mean
 
 from draft import DraftLoadError
-from draft.calibration import PositionMetrics, Predictions, Scaling, fit_scaling, measure
+from draft.calibration import GRID, PositionMetrics, Predictions, Scaling, fit_scaling, measure
 from draft.checkpoint.calibration_file import Calibration, read_calibration
 from dspark.bench.draft_quality.confidence_rounds import ConfidenceRecorder
+from dspark.bench.draft_quality.round_counts import MIN_ROUNDS
 from dspark.bench.report.columns import columns
 from dspark.bench.workloads.interleaving import Report
 from dspark.bench.workloads.trial import Workload
+from engine.api import Request
 from engine.build import Built
-from engine.core.offline import drive
+from engine.core.offline import drive_each
 from engine.errors import LoadError
 
 NUM_FOLDS = 4
-MIN_ROUNDS = 600  # fewer rounds overfit a few prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class CalibrationOutcome:
     before: tuple[PositionMetrics, ...]
     after: tuple[PositionMetrics, ...]
     file: Path
+    num_prompts: int  # that ended before collecting stopped
 
     @property
     def holds(self) -> bool:
@@ -45,13 +47,25 @@ class CalibrationOutcome:
             cells = (f"{before.ece:.4f}", f"{after.ece:.4f}", _share(before.auc), _share(after.auc))
             brier = (f"{before.brier:.4f}", f"{after.brier:.4f}")
             rows.append((str(k), f"{temperature:.3f}", f"{shift:+.3f}", *cells, *brier))
-        return [*columns(rows), "", f"written: {self.file}"]
+        rounds = f"{self.calibration.num_samples} rounds, of {self.num_prompts} whole answers"
+        return [*columns(rows), "", *self._edges(), rounds, f"written: {self.file}"]
+
+    def _edges(self) -> list[str]:
+        """Name the positions whose temperature is the smallest or largest of the grid."""
+        edges = {GRID[0]: "smallest", GRID[-1]: "largest"}
+        return [
+            f"position {k}: temperature {temperature:g} is the {edges[temperature]} that is tried; "
+            "the confidence head fits this traffic badly there"
+            for k, temperature in enumerate(self.calibration.temperatures)
+            if temperature in edges
+        ]
 
     def values(self) -> Mapping[str, object]:
         return {
             "temperatures": list(self.calibration.temperatures),
             "shifts": list(self.calibration.shifts),
             "fitted_rounds": self.calibration.num_samples,
+            "prompts": self.num_prompts,
             "folds": NUM_FOLDS,
             "ece_before_mean": mean(self.calibration.ece_before),
             "ece_after_mean": mean(self.calibration.ece_after),
@@ -103,24 +117,30 @@ def calibrate(
     *,
     dataset: str,
     folder: Path,
+    num_rounds: int,
     report: Report,
 ) -> CalibrationOutcome:
     """Run the workload, fit, cross-validate and write calibration.json. Reports twice.
 
-    Raises LoadError for too few rounds, and OSError if the file cannot be written.
+    Collecting stops at num_rounds, or as soon as the rest cannot give MIN_ROUNDS. Raises LoadError
+    for too few rounds, and OSError if the file cannot be written.
     """
-    report(f"collecting from {len(workload.prompts)} prompts")
+    report(
+        f"collecting at least {MIN_ROUNDS} rounds, at most about {num_rounds}, from "
+        f"{len(workload.prompts)} prompts"
+    )
     requests = workload.requests()
-    drive(built.engine, requests, concurrency=workload.concurrency)
     folds = fold_of_each([prompt.category for prompt in workload.prompts])
     fold_of = {r.request_id: fold for r, fold in zip(requests, folds, strict=True)}
+    num_prompts = _collect(built, recorder, requests, workload.concurrency, num_rounds)
     block_size = built.engine.info.block_size
     rounds = recorder.rounds(block_size=block_size, of=lambda name: True)
-    if len(rounds) < MIN_ROUNDS or len(set(folds)) < NUM_FOLDS:
+    seen = {fold_of[name] for name in recorder.request_ids}
+    if len(rounds) < MIN_ROUNDS or len(seen) < NUM_FOLDS:
         raise LoadError(
-            f"found {len(rounds)} rounds of {len(folds)} prompts in {len(set(folds))} folds; "
-            f"accepted: at least {MIN_ROUNDS} in {NUM_FOLDS}, by more prompts or more tokens "
-            "(--num-prompts, --max-tokens)"
+            f"found {len(rounds)} rounds of {num_prompts} prompts in {len(seen)} folds, and too "
+            f"few can follow; accepted: at least {MIN_ROUNDS} in {NUM_FOLDS}, by more prompts or "
+            "more tokens (--num-prompts, --max-tokens)"
         )
     report(f"fitting on {len(rounds)} rounds")
     uncalibrated, calibrated = _cross_validate(recorder, fold_of, block_size=block_size)
@@ -134,7 +154,29 @@ def calibrate(
         ece_after=tuple(metrics.ece for metrics in after),
     )
     file = calibration.write(folder)
-    return CalibrationOutcome(calibration, uncalibrated, calibrated, before, after, file)
+    return CalibrationOutcome(
+        calibration, uncalibrated, calibrated, before, after, file, num_prompts
+    )
+
+
+def _collect(
+    built: Built,
+    recorder: ConfidenceRecorder,
+    requests: Sequence[Request],
+    concurrency: int,
+    num_rounds: int,
+) -> int:
+    """Run requests until there are enough rounds, or too few can follow; count those that ended."""
+    left = {r.request_id: max(r.params.max_new_tokens - 1, 0) for r in requests}
+    if sum(left.values()) < MIN_ROUNDS:
+        return 0
+    for run in drive_each(built.engine, requests, concurrency=concurrency):
+        del left[run.request.request_id]
+        if recorder.num_rounds >= num_rounds:
+            break
+        if recorder.num_rounds + sum(left.values()) < MIN_ROUNDS:
+            break
+    return len(requests) - len(left)
 
 
 def _cross_validate(

@@ -24,6 +24,15 @@ class ConfidenceRecorder:
         self._logits: list[Tensor] = []
         self._num_accepted: list[int] = []
 
+    @property
+    def num_rounds(self) -> int:
+        return len(self._request_ids)
+
+    @property
+    def request_ids(self) -> frozenset[str]:
+        """Requests with at least one round."""
+        return frozenset(self._request_ids)
+
     def record(
         self,
         plan: StepPlan,

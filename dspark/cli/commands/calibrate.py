@@ -4,11 +4,13 @@ Each position of a block gets a temperature, and a shift if that helps (sequenti
 scaling). The engine runs the prompts and verifies every draft token. The table shows expected
 calibration error (ECE), area under the curve (AUC) and Brier score before and after; each quarter
 of the prompts is scored by a fit on the other three. The written fit uses all of them. With
-matplotlib a reliability plot is written too. A good fit needs many rounds and prompts of all kinds.
-The last line is JSON."""
+matplotlib a reliability plot is written too. A fit needs at least 600 rounds, and a good one
+prompts of all kinds: collecting stops at --rounds, or when too few can follow. The last line is
+JSON."""
 
 import argparse
 
+from dspark.bench.draft_quality.round_counts import MIN_ROUNDS, USUAL_ROUNDS
 from dspark.cli.measuring import (
     add_prompt_flags,
     chosen_prompts,
@@ -16,6 +18,7 @@ from dspark.cli.measuring import (
     progress_bar,
     publish,
 )
+from dspark.cli.number_flags import an_integer
 from dspark.cli.prepared_pair import (
     add_pair_flags,
     add_temperature_flags,
@@ -39,7 +42,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replace", action="store_true", help="replace the calibration that the draft has"
     )
+    parser.add_argument(
+        "--rounds",
+        type=_enough_rounds,
+        default=USUAL_ROUNDS,
+        metavar="N",
+        help=f"stop collecting after this many rounds; at least {MIN_ROUNDS}, default "
+        f"{USUAL_ROUNDS}",
+    )
     add_pair_flags(parser)
+
+
+def _enough_rounds(text: str) -> int:
+    found = an_integer(text)
+    if found < MIN_ROUNDS:
+        raise argparse.ArgumentTypeError(f"found {text}; accepted: at least {MIN_ROUNDS}")
+    return found
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
             workload=Workload(ready.encoded, params, args.concurrency),
             dataset=f"{source}, {len(prompts)} prompts, temperature {args.temperature:g}",
             replace=args.replace,
+            num_rounds=args.rounds,
             report=report,
         )
     title = (

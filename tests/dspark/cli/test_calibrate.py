@@ -62,6 +62,25 @@ def test_too_few_rounds_are_refused_and_nothing_is_written(
     assert not (pair.draft / "calibration.json").exists()
 
 
+def test_collecting_stops_at_the_rounds_that_are_wanted(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = ("--max-tokens", "130", "--concurrency", "4", "--rounds", "600")
+    assert calibrate(pair, tmp_path, *long) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out.splitlines()[-1])
+    assert 600 <= found["fitted_rounds"] < 1000
+    assert 4 <= found["prompts"] < 16
+    assert "collecting at least 600 rounds, at most about 600, from 16 prompts" in captured.err
+
+
+def test_collecting_stops_when_too_few_rounds_can_follow(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert calibrate(pair, tmp_path, "--max-tokens", "30", "--concurrency", "1") == 1
+    assert "found 0 rounds of 0 prompts" in capsys.readouterr().err
+
+
 def test_a_draft_without_a_confidence_head_is_refused(
     pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +113,7 @@ def test_without_matplotlib_only_the_plot_is_missing_and_a_note_names_the_packag
     [
         (["--temperature", "-1"], "--temperature: found -1; accepted: a number, at least 0"),
         (["--speculative-algorithm", "none"], "speculative.algorithm: found none"),
+        (["--rounds", "10"], "--rounds: found 10; accepted: at least 600"),
         (["--num-prompts", "99"], "--num-prompts: found 99"),
     ],
 )
