@@ -274,7 +274,10 @@ def test_only_the_demo_target_that_exists_can_be_named() -> None:
         (["--speculative.num_draft_tokens", "0"], "accepted: auto or an integer, at least 1"),
         (["--confidence-mode", "always"], "found 'always'; accepted: off, threshold"),
         (["--confidence-threshold", "0"], "accepted: a number, above 0, at most 1"),
-        (["--model", ""], "--model: model.path: found ''; accepted: a folder or hub id"),
+        (
+            ["--model", ""],
+            "--model: model.path: found ''; accepted: a folder, a GGUF file or a hub id",
+        ),
         (["--api-key", "k", "--api-key-file", __file__], "both given; accepted: one of them"),
     ],
 )
@@ -295,8 +298,14 @@ def test_a_bad_flag_is_refused_with_what_is_accepted(argv: list[str], message: s
         ("kv: {page_size: [1, 2]}\n", ":1: kv.page_size: found ['1', '2']; accepted: an integer"),
         ("kv: {page_size: true}\n", ":1: kv.page_size: found 'true'; accepted: an integer"),
         ("kv: {page_size: {a: 1}}\n", ":1: kv.page_size: found {'a': '1'}; accepted: an integer"),
-        ("model: {path: [3]}\n", ":1: model.path: found ['3']; accepted: a folder or hub id"),
-        ("model: {path: }\n", ":1: model.path: found null; accepted: a folder or hub id"),
+        (
+            "model: {path: [3]}\n",
+            ":1: model.path: found ['3']; accepted: a folder, a GGUF file or a hub id",
+        ),
+        (
+            "model: {path: }\n",
+            ":1: model.path: found null; accepted: a folder, a GGUF file or a hub id",
+        ),
         ("model: {path: a\nfoo", ":2: not YAML: expected ',' or '}'"),
         ("a: !!python/object:os.system {}\n", ":1: not YAML: found the tag"),
         ("a: 1\n---\nb: 2\n", "not YAML: "),
@@ -333,7 +342,7 @@ def test_a_bad_value_in_a_variable_names_the_variable() -> None:
 
 def test_the_first_line_about_a_missing_model_names_its_flag() -> None:
     message = refusal()
-    assert message.startswith("model.path is missing; accepted: a folder or hub id")
+    assert message.startswith("model.path is missing; accepted: a folder, a GGUF file or a hub id")
     assert "--config FILE" in message
 
 

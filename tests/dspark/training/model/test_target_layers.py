@@ -45,7 +45,8 @@ def test_queries_keys_and_values_are_those_of_the_targets_last_layer(name: str) 
     target, config = _target(name)
     weights = last_layers(target, config).layers[0]
     layer = target.parts.layers[_last_full(target)]
-    attention = next(m for m in layer.modules() if getattr(m, "layer_idx", None) is not None)
+    below = [m for m in layer.modules() if m is not layer]
+    attention = next(m for m in below if getattr(m, "layer_idx", None) is not None)
     recorder = Recorder()
     with _input_of(attention) as inputs:
         zero = torch.zeros(1, dtype=torch.long)  # no rotation at position 0
