@@ -52,6 +52,35 @@ def test_serve_takes_flags_for_the_server(tmp_path: Path) -> None:
     assert done.stdout == f"{tmp_path}/bin/dspark serve --config configs/demo.yaml --port 8001\n"
 
 
+@pytest.mark.parametrize("has_browser", [False, True])
+def test_the_page_is_tested_with_a_browser_that_is_installed_if_missing(
+    has_browser: bool, tmp_path: Path
+) -> None:
+    venv, tools, log = tmp_path / "venv", tmp_path / "tools", tmp_path / "log"
+    (venv / "bin").mkdir(parents=True)
+    for stamp in ("", "-for-tests", "-for-the-page"):
+        (venv / f".installed{stamp}").touch()
+    program(venv / "bin" / "pytest", f'echo "pytest $CHROMIUM $*" >> {log}')
+    tools.mkdir()
+    for name in ("make", "sh", "chmod"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    browser = tools / "chromium"
+    new = f"echo '#!/bin/sh' > {browser} && chmod +x {browser}"
+    program(tools / "apt-get", f'echo "apt-get $*" >> {log}; [ "$1" != install ] || {{ {new}; }}')
+    if has_browser:
+        program(browser, "")
+    done = make("test-page", f"VENV={venv}", PATH=str(tools), **NO_NETWORK)
+    assert done.returncode == 0, done.stderr
+    installs = [] if has_browser else ["apt-get update -q", "apt-get install -qy chromium"]
+    tests = f"pytest {browser} -m page tests/server/playground"
+    assert log.read_text().splitlines() == [*installs, tests]
+
+
+def program(file: Path, script: str) -> None:
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+
+
 def test_help_lists_the_targets() -> None:
     out = make("help").stdout
     for target in ("setup", "serve", "test", "check", "bench"):
