@@ -18,8 +18,9 @@ _DTYPES = (torch.float32, torch.bfloat16)
 def quantise(config: EngineConfig, target: LoadedTarget, device: torch.device) -> LoadedTarget:
     """Replace the matrices of the target's layers and head by int8 ones, if the config demands it.
 
-    Changes the model in place. The embedding is not quantised: a step reads single rows of it. A
-    draft that shares the target's head keeps the original matrix.
+    Changes the model in place, and returns a target that is quantised already as it is. The
+    embedding is not quantised: a step reads single rows of it. A draft that shares the target's
+    head keeps the original matrix.
 
     Raises LoadError, before any change, for a target or a device without int8 support.
     """
@@ -30,6 +31,8 @@ def quantise(config: EngineConfig, target: LoadedTarget, device: torch.device) -
         raise LoadError(
             f"model.quantization: found {config.quantization}, but {reason}; accepted here: none"
         )
+    if _is_quantised(target):
+        return target
     for layer in target.parts.layers:
         for parent in list(layer.modules()):
             for name, child in list(parent.named_children()):
@@ -39,6 +42,11 @@ def quantise(config: EngineConfig, target: LoadedTarget, device: torch.device) -
     if type(head) is nn.Linear:
         target.model.set_output_embeddings(Int8Linear.of(head))  # type: ignore[operator]
     return replace(target, parts=DecoderParts.of(target.model))
+
+
+def _is_quantised(target: LoadedTarget) -> bool:
+    modules = [m for part in (*target.parts.layers, target.parts.lm_head) for m in part.modules()]
+    return not any(type(m) is nn.Linear for m in modules)
 
 
 def _why_not(target: LoadedTarget, device: torch.device) -> str | None:

@@ -15,6 +15,7 @@ from dspark.bench.compare.throughput import measure_throughput
 from dspark.bench.report.outcome import Outcome
 from tests.support.bench.broken_engine import wrong_verification
 from tests.support.bench.runs import silent, workload
+from tests.support.engine.cpu_kernels import kernels_or_skip
 from tests.support.engine.running import generate_alone, oracle
 from tests.support.engine.tiny_models import (
     CPU,
@@ -132,6 +133,18 @@ def test_the_speculation_json_is_complete(speculation: SpeculationComparison) ->
         assert set(arm["categories"]) == {"chat", "code"}
     assert arms["speculation"]["drafts"]["median"] > 0
     assert len(arms["speculation"]["accepted_percent_per_position"]) == 4
+
+
+def test_both_arms_decode_one_int8_target(draft_folder: Path) -> None:
+    kernels_or_skip()
+    target = tiny_target(has_eos=False)
+    speculative = tiny_engine(target=target, draft_folder=draft_folder, quantization="int8")
+    plain = tiny_engine(target=speculative.target, quantization="int8")
+    found = compare_speculation(
+        plain, speculative, workload(2, max_tokens=8, high=12), trials=1, report=silent
+    )
+    assert found.agreement.is_exact
+    assert found.speculation.speculation.num_rounds > 0
 
 
 def test_an_arm_with_another_text_fails_the_comparison(draft_folder: Path) -> None:
