@@ -123,6 +123,8 @@ class Request:
     token_mask: TokenMask | None = None
     choice: int = 0
     priority: int = 0  # has an effect with the policy "priority"
+    cache_salt: str = ""  # requests share computed prefixes only with those of the same salt
+    owner: str = ""  # whose text this is: only requests of the same owner may be given parts of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,7 +217,7 @@ def _make_engine(
         ),
         context_kv_mode=config.stacked_context_kv,
         device=device,
-        budget=make_budget(config, models.draft),
+        budget=make_budget(config, models.draft, planner),
         observer=observer,
         record_times=record_times,
     )

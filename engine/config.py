@@ -31,7 +31,11 @@ class EngineConfig:
     lookup: Literal["auto", "on", "off"] = "off"
     lookup_tokens: int = 7  # proposed by a lookup at most
     lookup_min_match: int = 2  # tokens of a repeated suffix from which a lookup proposes
-    confidence_threshold: float | None = None  # None: every draft token is verified
+    # Bytes of other answers in which lookups search too, of the same owner and salt; 0: none.
+    lookup_shared_bytes: int = 0
+    confidence_threshold: float | None = None  # verify tokens that are likelier; None: all
+    # Confidences give out a step's draft rows. auto: with a confidence head, where costs decide.
+    confidence_schedule: Literal["auto", "on", "off"] = "off"
     stacked_context_kv: ContextKVMode = "auto"
     page_size: int = 16  # tokens
     num_pages: int | None = None  # exact number, instead of a size in bytes

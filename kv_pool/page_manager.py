@@ -70,14 +70,14 @@ class PageManager:
                     self._cache.mark_idle(page)
 
     def match_prefix(
-        self, token_ids: Sequence[int], *, max_tokens: int, num_pages: int = 0
+        self, token_ids: Sequence[int], *, max_tokens: int, num_pages: int = 0, salt: str = ""
     ) -> list[int]:
-        """Find the longest cached prefix of token_ids and take a reference to its pages.
+        """Take a reference to the pages of the longest cached prefix with this salt.
 
         Matches full pages only, at most max_tokens tokens; [] when the cache is off. Raises
         OutOfPages, and changes nothing, if the rest of num_pages could not be allocated then.
         """
-        pages = self._cache.match(token_ids, max_pages=max_tokens // self.page_size)
+        pages = self._cache.match(token_ids, max_pages=max_tokens // self.page_size, salt=salt)
         num_idle = sum(self._allocator.num_references(page) == 1 for page in pages)
         if num_pages - len(pages) > self.num_available - num_idle:
             raise OutOfPages(
@@ -89,8 +89,8 @@ class PageManager:
             self._cache.mark_in_use(page)
         return pages
 
-    def publish(self, token_ids: Sequence[int], pages: Sequence[int]) -> None:
-        """Add a sequence's full pages to the prefix cache. Idempotent.
+    def publish(self, token_ids: Sequence[int], pages: Sequence[int], *, salt: str = "") -> None:
+        """Add a sequence's full pages to the prefix cache, for sequences with its salt. Idempotent.
 
         pages[i] holds token_ids[i * page_size : (i + 1) * page_size]. The caller holds the
         pages, and their KV is computed for both models. If the same tokens are already cached on
@@ -100,7 +100,7 @@ class PageManager:
             f"{len(pages)} pages of {self.page_size} for {len(token_ids)} tokens: not all are full"
         )
         if self.caches_prefixes:
-            added = self._cache.insert(token_ids, pages)
+            added = self._cache.insert(token_ids, pages, salt)
             self._allocator.retain(added)
             self.num_published += len(added)
 

@@ -29,7 +29,7 @@ from dspark.bench.workloads.trial import Workload
 from engine.build import Built, load_engine, wire_engine
 from engine.config import EngineConfig
 from engine.errors import RequestRejected
-from engine.loading.draft import resolve_folder
+from engine.loading.draft import load_draft, resolve_folder
 from engine.observability.step_observer import StepObserver
 from engine.platform.auto_settings import configure_threads, resolve_device
 from engine.platform.host import cpu_name
@@ -57,11 +57,13 @@ def run_benchmark(
     trials: int,
     report: Report,
     masks_for: MasksFor | None = None,
+    by_proposer: bool = False,
 ) -> Measurement:
     """Measure the engine of a config, or compare two ways to run it.
 
-    masks_for makes the grammars of compare="grammar" and is required for it. Raises LoadError
-    for models that cannot be served, and RequestRejected for such a prompt.
+    masks_for makes the grammars of compare="grammar" and is required for it. by_proposer: with
+    compare="speculation", also measure each of the two proposers alone. Raises LoadError for models
+    that cannot be served, and RequestRejected for such a prompt.
     """
 
     def measure(device: torch.device) -> Outcome:
@@ -72,7 +74,10 @@ def run_benchmark(
             sized = sized_for_two(config, workload, device)
             speculative = _load(sized, workload, device)
             plain = _without_draft(sized, speculative, device)
-            return compare_speculation(plain, speculative, workload, trials=trials, report=report)
+            single = _single_proposers(sized, speculative, device) if by_proposer else None
+            return compare_speculation(
+                plain, speculative, workload, trials=trials, report=report, single=single
+            )
         if compare == "grammar":
             assert masks_for is not None, "a comparison of grammars needs masks"
             built = _load(config, workload, device)
@@ -116,9 +121,12 @@ def run_profile(
     return _measured(config, measure)
 
 
-def benchmark_reports(compare: Compare | None, *, trials: int, has_draft: bool = True) -> int:
+def benchmark_reports(
+    compare: Compare | None, *, trials: int, has_draft: bool = True, by_proposer: bool = False
+) -> int:
     """Return how often `run_benchmark` reports."""
     arms = {None: 1, "transformers": 2 + has_draft, "grammar": NUM_ARMS}
+    arms["speculation"] = 4 if by_proposer else 2
     num_arms = arms.get(compare, 2)
     return num_reports(num_arms=num_arms, trials=trials) + (compare == "stacked")
 
@@ -269,6 +277,21 @@ def _without_draft(config: EngineConfig, built: Built, device: torch.device) -> 
         draft=None,
         device=device,
     )
+
+
+def _single_proposers(config: EngineConfig, built: Built, device: torch.device) -> dict[str, Built]:
+    """Build engines over the same target that have one of both proposers each."""
+    draft_only = dataclasses.replace(config, lookup="off")
+    lookup_only = dataclasses.replace(config, draft=None)
+    return {
+        "draft only": wire_engine(
+            draft_only,
+            target=built.target,
+            draft=load_draft(draft_only, built.target, device),
+            device=device,
+        ),
+        "lookup only": wire_engine(lookup_only, target=built.target, draft=None, device=device),
+    }
 
 
 def _require_room(workload: Workload, max_len: int) -> None:

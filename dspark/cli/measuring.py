@@ -60,7 +60,7 @@ def add_prompt_flags(
         type=Path,
         metavar="FILE",
         help="JSONL with prompt, turns or messages, and an optional category; "
-        "default: 60 packaged prompts",
+        "default: 75 packaged prompts",
     )
     add_amount_flags(parser, usual_prompts=usual_prompts)
 

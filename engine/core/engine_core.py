@@ -304,7 +304,7 @@ class EngineCore:
         return str(self._profiler.stop())
 
     def flush_cache(self) -> int:
-        return self._pages.flush()
+        return self._scheduler.flush_cache()
 
     def set_context_kv(self, mode: ContextKVMode) -> ContextKVStatus:
         """Raises RequestRejected when the stacked form is demanded and cannot hold."""

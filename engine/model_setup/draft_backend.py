@@ -27,9 +27,11 @@ from engine.errors import LoadError
 from engine.loading.draft import LoadedDraft
 from engine.model_setup.draft_check import CONTEXTS, difference_of
 from engine.platform.auto_settings import resolve_num_draft_tokens
+from engine.proposers.confidence_schedule import ConfidenceSchedule
 from engine.proposers.fixed_rule import FixedPlanner, FixedRule
 from engine.proposers.lookup import LookupProposer
 from engine.proposers.planner import PlannerByLoad
+from engine.proposers.shared_answers import SharedAnswers
 from engine.scheduler.proposals import ProposalPlanner
 from kv_pool import AttentionBackend, KVPool
 
@@ -53,43 +55,73 @@ class DraftPath:
         return "native" if self.kernel is not None else "torch"
 
 
-def make_budget(config: EngineConfig, draft: LoadedDraft | None) -> VerifyBudget:
-    """Make the confidence cutoff. Raises LoadError for a threshold without a confidence head."""
+def make_budget(
+    config: EngineConfig, draft: LoadedDraft | None, planner: ProposalPlanner
+) -> VerifyBudget:
+    """Make what confidences cut. Raises LoadError if it needs a confidence head and has none."""
+    is_scheduled = isinstance(planner, PlannerByLoad) and planner.schedules_confidence
     threshold = config.confidence_threshold
-    if threshold is None or draft is None:
+    if draft is None or (threshold is None and not is_scheduled):
         return VerifyAll()
+    scaling = (
+        draft.calibration.scaling
+        if draft.calibration is not None
+        else Scaling.identity(draft.config.block_size)
+    )
+    if threshold is not None:
+        _require_confidence_head(draft, "threshold")
+        return ConfidenceThreshold(threshold=threshold, scaling=scaling)
+    assert isinstance(planner, PlannerByLoad)
+    return ConfidenceSchedule(scaling=scaling, record=planner.record_confidences)
+
+
+def _require_confidence_head(draft: LoadedDraft, mode: str) -> None:
     if not draft.config.has_confidence_head:
         raise LoadError(
-            "speculative.confidence.mode: found threshold, but the draft has no confidence head; "
-            "accepted: off"
+            f"speculative.confidence.mode: found {mode}, but the draft has no confidence head; "
+            "accepted: auto, off"
         )
-    fitted = draft.calibration
-    identity = Scaling.identity(draft.config.block_size)
-    return ConfidenceThreshold(
-        threshold=threshold, scaling=identity if fitted is None else fitted.scaling
-    )
 
 
 def make_planner(
     config: EngineConfig, draft: LoadedDraft | None, rig: CostRig, *, costs: StepCosts | None
 ) -> ProposalPlanner:
-    """Make what decides which drafts rounds verify. costs: None measures them."""
+    """Make what decides which drafts rounds verify. costs: None measures them.
+
+    Raises LoadError for scheduled confidences without a confidence head.
+    """
     always_looks_up = config.lookup == "on"
     rule = FixedRule(
         num_draft_tokens=0
         if draft is None
         else resolve_num_draft_tokens(config, draft.config.block_size),
-        lookup=LookupProposer(max_tokens=config.lookup_tokens, min_match=config.lookup_min_match)
-        if config.lookup != "off"
-        else None,
+        lookup=_make_lookup(config),
         always_looks_up=always_looks_up,
     )
+    if config.confidence_schedule == "on" and draft is not None:
+        _require_confidence_head(draft, "schedule")
     proposes_nothing = draft is None and rule.lookup is None
     # In a short context there is no room to measure a window, and little to gain.
     if proposes_nothing or config.draft_budget == "always" or rig.max_len < 4 * rig.width:
         return FixedPlanner(rule)
     return PlannerByLoad(
-        costs=costs or measure_costs(rig), rule=rule, always_looks_up=always_looks_up
+        costs=costs or measure_costs(rig),
+        rule=rule,
+        always_looks_up=always_looks_up,
+        schedules_confidence=config.confidence_schedule != "off"
+        and draft is not None
+        and draft.config.has_confidence_head,
+    )
+
+
+def _make_lookup(config: EngineConfig) -> LookupProposer | None:
+    if config.lookup == "off":
+        return None
+    max_bytes = config.lookup_shared_bytes
+    return LookupProposer(
+        max_tokens=config.lookup_tokens,
+        min_match=config.lookup_min_match,
+        shared=SharedAnswers(max_bytes=max_bytes) if max_bytes else None,
     )
 
 

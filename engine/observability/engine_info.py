@@ -15,7 +15,8 @@ from engine.model_setup.model_passes import ModelPasses
 from engine.model_setup.prepared_models import PreparedModels
 from engine.observability.start_report import start_rows
 from engine.platform.auto_settings import resolve_lookup_tokens, resolve_num_draft_tokens
-from engine.proposers.planner import PRIOR_CHANCE, PlannerByLoad
+from engine.proposers.planner import PlannerByLoad
+from engine.proposers.survival import PRIOR_CHANCE
 from engine.scheduler.proposals import ProposalPlanner
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ def _describe_draft(
         "num_draft_tokens": resolve_num_draft_tokens(config, draft.config.block_size),
         "budget": _describe_budget(config, planner),
         "confidence_threshold": config.confidence_threshold,
+        "confidence": _describe_confidence(config, draft, planner),
         "calibrated": draft.calibration is not None,
         "layers": draft.config.num_layers,
         "tap_layers": list(draft.config.tap_layers),
@@ -94,6 +96,21 @@ def _describe_draft(
     }
 
 
+def _describe_confidence(
+    config: EngineConfig, draft: LoadedDraft, planner: ProposalPlanner
+) -> dict[str, str | None]:
+    """Describe what confidences do, and why not more where a schedule was possible."""
+    if config.confidence_threshold is not None:
+        return {"mode": "threshold", "reason": None}
+    if isinstance(planner, PlannerByLoad) and planner.schedules_confidence:
+        return {"mode": "schedule", "reason": None}
+    if config.confidence_schedule == "off":
+        return {"mode": "off", "reason": None}
+    if not draft.config.has_confidence_head:
+        return {"mode": "off", "reason": "the draft has no confidence head"}
+    return {"mode": "off", "reason": "every round verifies all its draft tokens"}
+
+
 def _describe_lookup(config: EngineConfig, planner: ProposalPlanner) -> dict[str, object] | None:
     if config.lookup == "off":
         return None
@@ -101,6 +118,7 @@ def _describe_lookup(config: EngineConfig, planner: ProposalPlanner) -> dict[str
         "mode": config.lookup,
         "max_tokens": resolve_lookup_tokens(config),
         "min_match": config.lookup_min_match,
+        "shared_bytes": config.lookup_shared_bytes,
         "budget": _describe_budget(config, planner),
     }
 

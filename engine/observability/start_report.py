@@ -60,13 +60,7 @@ def _draft_rows(details: Mapping[str, Any]) -> Iterator[Row]:
         "(anchor and bonus not counted)",
     )
     yield from _budget_rows(draft["budget"])
-    if draft["confidence_threshold"] is not None:
-        by = "calibrated" if draft["calibrated"] else "uncalibrated"
-        yield (
-            "confidence",
-            "draft tokens are verified while they survive with a probability of at least "
-            f"{draft['confidence_threshold']:g}, by {by} confidences",
-        )
+    yield from _confidence_rows(draft)
     passes, context_kv = draft["passes"], details["context_kv"]
     yield (
         "draft passes",
@@ -79,12 +73,29 @@ def _draft_rows(details: Mapping[str, Any]) -> Iterator[Row]:
     )
 
 
+def _confidence_rows(draft: Mapping[str, Any]) -> Iterator[Row]:
+    confidence = draft["confidence"]
+    by = "calibrated" if draft["calibrated"] else "uncalibrated"
+    if confidence["mode"] == "threshold":
+        yield (
+            "confidence",
+            "draft tokens are verified while they survive with a probability of at least "
+            f"{draft['confidence_threshold']:g}, by {by} confidences",
+        )
+    elif confidence["mode"] == "schedule":
+        yield "confidence", f"schedule: {by} confidences give out a step's draft rows"
+    elif confidence["reason"] is not None:
+        yield "confidence", f"off{_because(confidence['reason'])}"
+
+
 def _lookup_rows(lookup: Mapping[str, Any] | None) -> Iterator[Row]:
     if lookup is not None:
+        size = lookup["shared_bytes"]
+        shared = f", also in up to {size_text(size)} of other answers" if size else ""
         yield (
             "lookup",
             f"{lookup['mode']}: up to {lookup['max_tokens']} tokens that followed an earlier "
-            f"occurrence of the last {lookup['min_match']} or more",
+            f"occurrence of the last {lookup['min_match']} or more{shared}",
         )
 
 

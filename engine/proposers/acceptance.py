@@ -32,6 +32,10 @@ class AcceptanceTable:
         self._rows = np.zeros((8, 2, len(priors)))
         self._shared_chances = self._priors
 
+    @property
+    def num_rows(self) -> int:
+        return len(self._rows)
+
     def clear(self, row: int) -> None:
         """Let a request begin in a row; rows are made as needed."""
         if row >= len(self._rows):
@@ -40,29 +44,38 @@ class AcceptanceTable:
             self._rows = more
         self._rows[row] = 0.0
 
-    def pass_step(self, rows: IntArray) -> None:
-        """Decay the counts by one step, of these rows and of all requests together."""
-        self._shared *= _SHARED_STEP_DECAY
-        self._rows[rows] *= _STEP_DECAY
+    def pass_steps(self, count: int) -> None:
+        """Decay the counts of all rows, and of all requests together, by some steps."""
+        self._shared *= _SHARED_STEP_DECAY**count
+        self._rows *= _STEP_DECAY**count
         self._update_shared_chances()
 
-    def record(self, rows: IntArray, tries: FloatArray, accepted: FloatArray) -> None:
-        """Count a round of each of the N distinct rows. tries, accepted: [N, C]."""
-        found = np.stack([tries, accepted], axis=1)
+    def record(self, rows: IntArray, found: FloatArray) -> None:
+        """Count N rounds. found: tries and acceptances, [N, 2, C].
+
+        Rounds of the same row decay its earlier counts, and not each other's.
+        """
         self._shared *= _SHARED_ROUND_DECAY ** len(rows)
         self._shared += found.sum(axis=0)
-        self._rows[rows] = self._rows[rows] * _ROUND_DECAY + found
+        order = rows.argsort(kind="stable")
+        ordered = rows[order]
+        starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+        decay = _ROUND_DECAY ** np.diff(starts, append=len(rows))
+        distinct = ordered[starts]
+        counts = self._rows[distinct]
+        counts *= decay[:, None, None]
+        counts += np.add.reduceat(found[order], starts)
+        self._rows[distinct] = counts
         self._update_shared_chances()
 
     def shared_chances(self) -> FloatArray:
         """Return the chances over all requests, [C]."""
         return self._shared_chances
 
-    def chances(self, rows: IntArray) -> FloatArray:
-        """Return the chances of N rows, [N, C]."""
-        counts = self._rows[rows]
+    def chances(self) -> FloatArray:
+        """Return the chances of all rows, [R, C]."""
         shared = _SHARED_ROUNDS * self._shared_chances
-        found: FloatArray = (shared + counts[:, 1]) / (_SHARED_ROUNDS + counts[:, 0])
+        found: FloatArray = (shared + self._rows[:, 1]) / (_SHARED_ROUNDS + self._rows[:, 0])
         return found
 
     def _update_shared_chances(self) -> None:

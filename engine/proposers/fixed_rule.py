@@ -43,12 +43,17 @@ class FixedRule:
         if self.lookup is not None:
             self.lookup.forget(seq)
 
+    def flush(self) -> None:
+        if self.lookup is not None:
+            self.lookup.flush()
+
 
 def looked_up(
     lookup: LookupProposer, seq: SequenceState, num_tokens: int, match_len: int
 ) -> Proposal:
     """Return a proposal of the tokens that followed the sequence's match."""
-    return Proposal(num_tokens, lookup.continuation(seq, num_tokens), match_len)
+    lookup_ids = lookup.continuation(seq, num_tokens)
+    return Proposal(len(lookup_ids), lookup_ids, match_len)
 
 
 class FixedPlanner:
@@ -76,3 +81,7 @@ class FixedPlanner:
     def forget(self, seq: SequenceState) -> None:
         """See ProposalPlanner.forget."""
         self._rule.forget(seq)
+
+    def flush(self) -> None:
+        """See ProposalPlanner.flush."""
+        self._rule.flush()

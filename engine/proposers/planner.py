@@ -13,48 +13,62 @@ import numpy as np
 from engine.arrays import IntArray
 from engine.draft_length.cost_model import FloatArray, StepCosts
 from engine.draft_length.cost_tracking import StepTimes, TrackedCosts
-from engine.proposers.acceptance import AcceptanceTable
-from engine.proposers.choice import BoolArray, Choice, CostTable, allocate, choose
+from engine.proposers.choice import Choice, CostTable, Objective, allocate, choose, choose_at
 from engine.proposers.fixed_rule import FixedRule, looked_up
+from engine.proposers.survival import LONGEST_MATCH, SurvivalTable
 from engine.scheduler.plan import ScheduledSequence
 from engine.scheduler.proposals import Proposal, StepLoad
 from engine.scheduler.sequence import SequenceState
 
 logger = logging.getLogger(__name__)
 
-PRIOR_CHANCE = 0.6  # of a draft token, given that those before it are accepted
 _CONTEXT_GRAIN = 128  # tokens; contexts are rounded down to multiples of this
 _MOST_TABLES = 256  # cached cost tables
 # Plain decoding must be faster by this fraction before drafts stop: a smaller gain does not make up
 # for the acceptance that is no longer observed.
 _PATIENCE = 0.03
 _PROBING = 0.01  # the largest fraction of the time that probes take
+# With more sequences than this, finished rounds are taken into account, and the price of a row is
+# searched, in every fourth step: these take most of the time of a decision.
+_FEW = 8
+_REVIEW_STEPS = 4
 
-# A lookup's token counts for the length of the match before it: 1 to 2, 3, 4 to 5, 6 to 8, more.
-_CLASS_BY_LENGTH = np.array([0, 0, 0, 1, 2, 2, 3, 3, 3, 4])
-_LOOKUP_PRIORS = (0.45, 0.55, 0.65, 0.75, 0.9)  # by class
+_LOAD = Proposal(0, reason="load")
+_LIMIT = Proposal(0, reason="limit")
+_NO_PROPOSAL = Proposal(0, reason="no_proposal")
 
 
 class PlannerByLoad:
     """Gives each round the drafts with the most expected tokens per second of the step."""
 
-    def __init__(self, *, costs: StepCosts, rule: FixedRule, always_looks_up: bool = False) -> None:
-        """rule: of reproducible sequences. always_looks_up: take lookups at any cost."""
+    def __init__(
+        self,
+        *,
+        costs: StepCosts,
+        rule: FixedRule,
+        always_looks_up: bool = False,
+        schedules_confidence: bool = False,
+    ) -> None:
+        """rule: of reproducible sequences. always_looks_up: take lookups at any cost.
+        schedules_confidence: draft whole blocks, whose confidences give out the rows of the step.
+        """
         self._tracked = TrackedCosts(costs)
         self._rule = rule
         self._lookup = rule.lookup
         self._always_looks_up = always_looks_up
+        self.schedules_confidence = schedules_confidence
         self._block = rule.num_draft_tokens
-        self._lookup_tokens = rule.lookup.max_tokens if rule.lookup is not None else 0
-        self._width = max(self._block, self._lookup_tokens, 1)
-        self._of_draft = AcceptanceTable((PRIOR_CHANCE,) * max(1, self._block))
-        self._of_lookup = AcceptanceTable(_LOOKUP_PRIORS)
-        self._rows: dict[int, int] = {}  # by arrival
-        self._free: list[int] = []
-        self._rounds: list[
-            tuple[int, int, int, int]
-        ] = []  # row, match (0: draft), drafts, accepted
+        self._survival = SurvivalTable(
+            block=self._block,
+            lookup_tokens=rule.lookup.max_tokens if rule.lookup is not None else 0,
+        )
+        self._width = self._survival.width
+        self._proposals = [_LOAD, *(Proposal(n) for n in range(1, self._block + 1))]
+        self._confidences: dict[int, FloatArray] = {}  # of the latest block, by arrival
         self._tables: dict[tuple[int, ...], CostTable] = {}
+        self._num_steps = 0  # since the latest review
+        self._reviewed: Choice | None = None  # found by a whole search in the latest review
+        self._num_reviewed = 0  # sequences of that step
         self._saved = 0.0  # seconds saved up for the next probe
         self._num_probes = 0
         self._has_logged = False  # that costs were measured too high
@@ -74,51 +88,74 @@ class PlannerByLoad:
         for count in range(max_running, 0, -1):
             table = self._table(count, num_rows=count, num_drafting=0, context=0, num_open=count)
             draft = np.broadcast_to(survival, (count, len(survival)))
-            if choose(draft, np.zeros_like(draft), table, base_tokens=count).num_rows:
+            if choose(draft, np.zeros_like(draft), table, Objective(count)).num_rows:
                 return count
         return 0
 
     def plan(self, load: StepLoad) -> Sequence[Proposal]:
         """See ProposalPlanner.plan."""
-        self._count_rounds()
-        if self._lookup is not None:
-            self._lookup.begin_step()
-        proposals: list[Proposal] = []
-        places, caps, matches = [], [], []  # of the rounds that are chosen by load
-        for seq, cap in zip(load.seqs, load.caps, strict=True):
-            match_len = self._lookup.match_len(seq) if self._lookup is not None else 0
-            if cap == 0 or seq.is_reproducible or (self._always_looks_up and match_len):
-                proposals.append(self._rule.propose(seq, cap))
+        self._num_steps += 1
+        is_review = len(load.seqs) <= _FEW or self._num_steps >= _REVIEW_STEPS
+        if is_review:
+            self._survival.refresh(self._num_steps)
+            self._num_steps = 0
+        lookup, row_of = self._lookup, self._survival.row_of
+        if lookup is not None:
+            lookup.begin_step()
+        proposals = [_LIMIT] * len(load.seqs)
+        places: list[int] = []  # of the rounds that are chosen by load
+        rows: list[int] = []
+        caps: list[int] = []
+        matches: list[int] = []
+        for place, (seq, cap) in enumerate(zip(load.seqs, load.caps, strict=True)):
+            match_len = lookup.match_len(seq) if lookup is not None else 0
+            if cap == 0:
                 continue
-            places.append(len(proposals))
+            if seq.is_reproducible or (self._always_looks_up and match_len):
+                proposals[place] = self._rule.propose(seq, cap)
+                continue
+            places.append(place)
+            rows.append(row_of(seq.arrival))
             caps.append(cap)
             matches.append(match_len)
-            proposals.append(Proposal(0))
-        if not places:
-            return proposals
-        seqs = [load.seqs[place] for place in places]
-        chosen = self._choose(load, proposals, seqs, np.array(caps), np.array(matches))
-        for place, proposal in zip(places, chosen, strict=True):
-            proposals[place] = proposal
+        if places:
+            chosen = self._choose(load, proposals, places, rows, caps, matches, is_review)
+            for place, proposal in zip(places, chosen, strict=True):
+                proposals[place] = proposal
         return proposals
 
     def plan_resumed(self, seq: SequenceState, cap: int) -> Proposal:
         """See ProposalPlanner.plan_resumed. The load is allotted by then, so most get none."""
         if seq.is_reproducible:
             return self._rule.propose(seq, cap)
-        return Proposal(0, reason="load" if cap else "limit")
+        return _LOAD if cap else _LIMIT
+
+    def record_confidences(
+        self, scheduled_seqs: Sequence[ScheduledSequence], confidences: FloatArray
+    ) -> None:
+        """Take the confidences of the step's blocks, [N, block], once their rounds are over."""
+        for scheduled, of_block in zip(scheduled_seqs, confidences, strict=True):
+            self._confidences[scheduled.seq.arrival] = of_block
 
     def record(self, scheduled: ScheduledSequence, num_accepted: int) -> None:
         """See ProposalPlanner.record."""
-        row = self._row_of(scheduled.seq)
-        self._rounds.append((row, scheduled.match_len, scheduled.num_drafts, num_accepted))
+        arrival = scheduled.seq.arrival
+        row, num_drafts = self._survival.row_of(arrival), scheduled.num_drafts
+        confidences = self._confidences.pop(arrival, None)
+        if confidences is not None and scheduled.num_budgeted is not None:
+            self._survival.record_block(row, num_drafts, num_accepted, confidences)
+        elif num_drafts:
+            self._survival.record(row, scheduled.match_len, num_drafts, num_accepted)
 
     def forget(self, seq: SequenceState) -> None:
         """See ProposalPlanner.forget."""
         self._rule.forget(seq)
-        row = self._rows.pop(seq.arrival, None)
-        if row is not None:
-            self._free.append(row)
+        self._survival.forget(seq.arrival)
+        self._confidences.pop(seq.arrival, None)
+
+    def flush(self) -> None:
+        """See ProposalPlanner.flush."""
+        self._rule.flush()
 
     def record_times(self, times: StepTimes) -> None:
         """Take a finished step's times into account."""
@@ -133,161 +170,166 @@ class PlannerByLoad:
                 times.num_rows,
             )
 
-    # -- acceptance ---------------------------------------------------------------------------
-
-    def _row_of(self, seq: SequenceState) -> int:
-        row = self._rows.get(seq.arrival)
-        if row is None:
-            row = self._free.pop() if self._free else len(self._rows)
-            self._rows[seq.arrival] = row
-            self._of_draft.clear(row)
-            self._of_lookup.clear(row)
-        return row
-
-    def _count_rounds(self) -> None:
-        """Count the rounds since the last step."""
-        if not self._rounds:
-            return
-        rounds = np.array(self._rounds)
-        self._rounds.clear()
-        is_lookup = rounds[:, 1] > 0
-        if not is_lookup.all():
-            rows, _, drafts, accepted = rounds[~is_lookup].T
-            positions = np.arange(max(1, self._block))
-            tries = positions < np.minimum(accepted + 1, drafts)[:, None]
-            hits = positions < accepted[:, None]
-            self._of_draft.record(rows, tries.astype(float), hits.astype(float))
-        if is_lookup.any():
-            rows, matches, drafts, accepted = rounds[is_lookup].T
-            positions = np.arange(self._lookup_tokens)
-            classes = _classes(matches, self._lookup_tokens)
-            is_tried = positions < np.minimum(accepted + 1, drafts)[:, None]
-            is_hit = positions < accepted[:, None]
-            columns = range(len(_LOOKUP_PRIORS))
-            self._of_lookup.record(
-                rows,
-                np.stack([((classes == c) & is_tried).sum(axis=1) for c in columns], axis=1),
-                np.stack([((classes == c) & is_hit).sum(axis=1) for c in columns], axis=1),
-            )
-
-    def _chances(
-        self, rows: IntArray, caps: IntArray, matches: IntArray
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return the chances of blocks and of lookups, [N, W] each; see `choose`."""
-        is_open = np.arange(self._width) < caps[:, None]
-        draft, lookup = np.zeros(is_open.shape), np.zeros(is_open.shape)
-        if self._block:
-            draft[:, : self._block] = np.cumprod(self._of_draft.chances(rows), axis=1)
-            draft *= is_open
-        count = self._lookup_tokens
-        if count and matches.any():
-            by_class = self._of_lookup.chances(rows)
-            found = np.take_along_axis(by_class, _classes(matches, count), axis=1)
-            lookup[:, :count] = np.cumprod(found, axis=1)
-            lookup *= is_open & (matches > 0)[:, None]
-        return draft, lookup
-
     # -- choosing -----------------------------------------------------------------------------
 
     def _choose(
         self,
         load: StepLoad,
         proposals: Sequence[Proposal],
-        seqs: Sequence[SequenceState],
-        caps: IntArray,
-        matches: IntArray,
+        places: Sequence[int],
+        rows: Sequence[int],
+        caps: Sequence[int],
+        matches: Sequence[int],
+        is_review: bool,
     ) -> list[Proposal]:
-        """Choose the proposals of seqs; the other rounds of the step have theirs."""
-        rows = np.array([self._row_of(seq) for seq in seqs])
-        self._of_draft.pass_step(rows)
-        self._of_lookup.pass_step(rows)
+        """Choose the proposals at some places; the other rounds of the step have theirs."""
         draft, lookup = self._chances(rows, caps, matches)
-        others = [p for p in proposals if p.num_tokens]
-        survival = np.cumprod(self._of_draft.shared_chances())
-        num_rows = len(proposals) + sum(p.num_tokens for p in others)
-        table = self._table(
-            len(proposals),
-            num_rows=num_rows,
-            num_drafting=sum(not p.lookup_ids for p in others),
-            context=load.context // _CONTEXT_GRAIN * _CONTEXT_GRAIN,
-            num_open=len(seqs),
-        )
-        base_tokens = len(proposals) + sum(float(survival[: p.num_tokens].sum()) for p in others)
-        patience = 0.0 if self.is_suspended else _PATIENCE
-        choice = choose(draft, lookup, table, base_tokens=base_tokens, patience=patience)
+        table, objective = self._objective(load, proposals, len(places))
+        choice = self._choice(draft, lookup, table, objective, is_review)
         if load.chunk_rows:  # what drafts add must earn what that time earns without a chunk
             passes = self.costs.pass_table(
                 num_sequences=len(proposals),
-                num_rows=num_rows + load.chunk_rows,
+                num_rows=len(proposals) + sum(p.num_tokens for p in proposals) + load.chunk_rows,
                 most_more=len(table.passes) - 1,
                 context=load.context,
             )
+            table = CostTable(passes, table.drafts)
             choice = choose(
-                draft,
-                lookup,
-                CostTable(passes, table.drafts),
-                base_tokens=base_tokens,
-                earned=choice.rate,
+                draft, lookup, table, Objective(objective.base_tokens, earned=choice.rate)
             )
-        if draft.any() or lookup.any():
+        if self._block or any(matches):
             self.is_suspended = choice.num_rows == 0
-        numbers = allocate(np.where(choice.is_drafting[:, None], draft, lookup), choice.num_rows)
-        is_drafting = choice.is_drafting
-        if self._block and not load.chunk_rows:
-            self._probe(caps, draft, lookup, table, choice, numbers, is_drafting)
-        if self._block:
-            most = np.minimum(caps, self._block)
-            self.num_withheld += int((most - numbers)[is_drafting | (numbers == 0)].sum())
-        return [
-            self._proposal(seq, number, match_len, uses_draft)
-            for seq, number, match_len, uses_draft in zip(
-                seqs, numbers.tolist(), matches.tolist(), is_drafting.tolist(), strict=True
-            )
-        ]
+        numbers = allocate(choice.chances, choice.num_rows, choice.least)
+        probed = None
+        if self._block and is_review and not load.chunk_rows:
+            probed = self._probe(caps, draft, table, choice, numbers)
+        return self._chosen(
+            [load.seqs[place] for place in places],
+            caps,
+            matches,
+            choice.is_drafting.tolist(),
+            numbers.tolist(),
+            probed,
+        )
 
-    def _proposal(
-        self, seq: SequenceState, number: int, match_len: int, uses_draft: bool
-    ) -> Proposal:
-        if number == 0:
-            has_none = not self._block and match_len == 0
-            return Proposal(0, reason="no_proposal" if has_none else "load")
-        if uses_draft:
-            return Proposal(number)
-        assert self._lookup is not None
-        return looked_up(self._lookup, seq, number, match_len)
+    def _chances(
+        self, rows: Sequence[int], caps: Sequence[int], matches: Sequence[int]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the chances of blocks and of lookups, [N, W] each; see `choose`."""
+        at = np.array(rows)
+        columns = np.array(matches)
+        np.minimum(columns, LONGEST_MATCH, out=columns)
+        columns += 1
+        draft, lookup = self._survival.by_row[at, 0], self._survival.by_row[at, columns]
+        if min(caps) < self._width:
+            is_open = np.arange(self._width) < np.array(caps)[:, None]
+            draft *= is_open
+            lookup *= is_open
+        return draft, lookup
 
-    def _probe(
+    def _objective(
+        self, load: StepLoad, proposals: Sequence[Proposal], num_open: int
+    ) -> tuple[CostTable, Objective]:
+        """Return the costs of what is chosen, and what the step expects without it."""
+        count = len(proposals)
+        num_rows, num_drafting, tokens = count, 0, float(count)
+        if num_open < count:
+            survival = self._survival.of_all()
+            others = [p for p in proposals if p.num_tokens]
+            num_rows += sum(p.num_tokens for p in others)
+            num_drafting = sum(not p.lookup_ids for p in others)
+            tokens += sum(float(survival[: p.num_tokens].sum()) for p in others)
+        table = self._table(
+            count,
+            num_rows=num_rows,
+            num_drafting=num_drafting,
+            context=load.context // _CONTEXT_GRAIN * _CONTEXT_GRAIN,
+            num_open=num_open,
+        )
+        return table, Objective(tokens, 0.0 if self.is_suspended else _PATIENCE)
+
+    def _choice(
         self,
-        caps: IntArray,
         draft: FloatArray,
         lookup: FloatArray,
         table: CostTable,
+        objective: Objective,
+        is_review: bool,
+    ) -> Choice:
+        """Search the price of a row in a review, and use the price found in steps after it."""
+        found = self._reviewed
+        if is_review or found is None or self._num_reviewed != len(draft):
+            found = self._reviewed = choose(draft, lookup, table, objective)
+            self._num_reviewed = len(draft)
+            return found
+        price = np.inf if found.price is None else found.price
+        return choose_at(price, found.rate, draft, lookup, table, objective)
+
+    def _chosen(
+        self,
+        seqs: Sequence[SequenceState],
+        caps: Sequence[int],
+        matches: Sequence[int],
+        is_drafting: Sequence[bool],
+        numbers: Sequence[int],
+        probed: int | None,
+    ) -> list[Proposal]:
+        """Make the proposals of the chosen numbers; the probed sequence has a whole block."""
+        found: list[Proposal] = []
+        block, withheld = self._block, 0
+        without = _LOAD if block else _NO_PROPOSAL
+        for i, (cap, match_len, uses_draft, number) in enumerate(
+            zip(caps, matches, is_drafting, numbers, strict=True)
+        ):
+            if i == probed:
+                found.append(self._proposals[block])
+                continue
+            if number == 0:
+                withheld += min(cap, block)
+                found.append(_LOAD if match_len else without)
+            elif not uses_draft:
+                assert self._lookup is not None
+                found.append(looked_up(self._lookup, seqs[i], number, match_len))
+            else:
+                withheld += min(cap, block) - number
+                found.append(
+                    Proposal(min(cap, block), num_budgeted=number)
+                    if self.schedules_confidence
+                    else self._proposals[number]
+                )
+        self.num_withheld += withheld
+        return found
+
+    def _probe(
+        self,
+        caps: Sequence[int],
+        draft: FloatArray,
+        table: CostTable,
         choice: Choice,
         numbers: IntArray,
-        is_drafting: BoolArray,
-    ) -> None:
-        """Give one sequence a whole block now and then, while none has one; change the arguments.
+    ) -> int | None:
+        """Choose a sequence that gets a whole block, now and then, while none has one.
 
         Positions that are not verified yield no acceptance, so drafts that are given up would never
         resume. A probe costs time, and waits until _PROBING of the time adds up to its cost.
         """
-        if (numbers[is_drafting] == self._block).any():
-            return
-        candidates = np.flatnonzero(caps >= self._block)
-        if not len(candidates):
-            return
-        at = int(candidates[self._num_probes % len(candidates)])
-        rows = choice.num_rows + self._block - int(numbers[at])
+        is_drafting, block = choice.is_drafting, self._block
+        if (numbers[is_drafting] == block).any():
+            return None
+        candidates = [i for i, cap in enumerate(caps) if cap >= block]
+        if not candidates:
+            return None
+        at = candidates[self._num_probes % len(candidates)]
+        number = int(numbers[at])
         num_drafting = int(np.count_nonzero(is_drafting & (numbers > 0))) + (not is_drafting[at])
-        seconds = float(table.passes[rows] + table.drafts[num_drafting])
-        lost = (draft if is_drafting[at] else lookup)[at, : numbers[at]].sum()
-        tokens = choice.tokens + float(draft[at].sum() - lost)
-        self._saved += _PROBING * choice.seconds
-        if self._saved < seconds - tokens / choice.rate:
-            return
+        seconds = float(table.passes[choice.num_rows + block - number] + table.drafts[num_drafting])
+        gain = float(draft[at, :block].sum() - choice.chances[at, :number].sum())
+        self._saved += _PROBING * choice.seconds * (_REVIEW_STEPS if len(caps) > _FEW else 1)
+        if self._saved < seconds - (choice.tokens + gain) / choice.rate:
+            return None
         self._saved = 0.0
         self._num_probes += 1
-        is_drafting[at], numbers[at] = True, self._block
+        return at
 
     def _table(
         self, num_sequences: int, *, num_rows: int, num_drafting: int, context: int, num_open: int
@@ -309,10 +351,3 @@ class PlannerByLoad:
                 ),
             )
         return found
-
-
-def _classes(matches: IntArray, count: int) -> IntArray:
-    """Return the class of each of `count` tokens after matches of N lengths, [N, count]."""
-    lengths = matches[:, None] + np.arange(count)
-    found: IntArray = _CLASS_BY_LENGTH[np.minimum(lengths, len(_CLASS_BY_LENGTH) - 1)]
-    return found

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+INDEX_BYTES = 450  # of a token, about
 _ROOT = 0
 
 
@@ -26,10 +27,19 @@ class Match:
 class SuffixIndex:
     """Indexes one growing token sequence.
 
-    Appending takes amortised constant time. Memory is about 450 bytes per token.
+    Appending takes amortised constant time. Memory is about INDEX_BYTES per token.
     """
 
-    __slots__ = ("_ends", "_last", "_lengths", "_links", "_token_ids", "_transitions", "match")
+    __slots__ = (
+        "_ends",
+        "_last",
+        "_lengths",
+        "_links",
+        "_match_end",
+        "_token_ids",
+        "_transitions",
+        "match_len",
+    )
 
     def __init__(self) -> None:
         self._token_ids = array("i")
@@ -38,11 +48,16 @@ class SuffixIndex:
         self._links = array("i", [-1])
         self._ends = array("i", [0])  # position after each state's latest known occurrence
         self._last = _ROOT
-        self.match = Match(0, 0)
+        self._match_end = 0
+        self.match_len = 0
 
     def __len__(self) -> int:
         """Return the number of indexed tokens."""
         return len(self._token_ids)
+
+    @property
+    def match(self) -> Match:
+        return Match(self.match_len, self._match_end)
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Append tokens and update `match`.
@@ -58,14 +73,37 @@ class SuffixIndex:
 
         A match that overlaps the end continues periodically.
         """
-        if self.match.length == 0:
+        if self.match_len == 0:
             return []
-        known, start = self._token_ids, self.match.end
+        known, start = self._token_ids, self._match_end
         found = known[start : start + count].tolist()
         period = len(known) - start
         while len(found) < count:
             found.append(found[len(found) - period])
         return found
+
+    def advance(self, state: int, length: int, token_ids: Sequence[int]) -> tuple[int, int]:
+        """Match another text: extend the longest suffix of it that occurs here by its next tokens.
+
+        state and length are 0 before any token, and otherwise what the last call has returned;
+        tokens may have been appended since.
+        """
+        transitions, lengths, links = self._transitions, self._lengths, self._links
+        while state != _ROOT and lengths[links[state]] >= length:
+            state = links[state]  # the state was split
+        for token_id in token_ids:
+            while state != _ROOT and token_id not in transitions[state]:
+                state = links[state]
+                length = lengths[state]
+            found = transitions[state].get(token_id)
+            if found is not None:
+                state, length = found, length + 1
+        return state, length
+
+    def after(self, state: int, count: int) -> list[int]:
+        """Return at most `count` tokens as they followed the latest known match of a state."""
+        end = self._ends[state]
+        return self._token_ids[end : end + count].tolist()
 
     def _append(self, token_id: int) -> None:
         transitions, lengths, links = self._transitions, self._lengths, self._links
@@ -83,7 +121,7 @@ class SuffixIndex:
             links[new] = target
         self._last = new
         repeated = links[new]
-        self.match = Match(lengths[repeated], self._ends[repeated])
+        self.match_len, self._match_end = lengths[repeated], self._ends[repeated]
         if repeated != _ROOT:
             self._ends[repeated] = length
 

@@ -196,14 +196,14 @@ def _draft_indices(
         return empty, empty, empty
     block_size = block.draft_ids.shape[1]
     with_start = [
-        (at, s) for at, s in zip(starts, plan.scheduled_seqs, strict=True) if s.source == "draft"
+        (at, s) for at, s in zip(starts, plan.scheduled_seqs, strict=True) if s.is_drafting
     ]
     rows = _concat(np.arange(at + s.num_committed, at + s.num_rows) for at, s in with_start)
     sources = _concat(
         np.arange(b * block_size, b * block_size + s.num_drafts)
         for b, (_, s) in enumerate(with_start)
     )
-    sequences = [i for i, scheduled in enumerate(plan.sampling) if scheduled.source == "draft"]
+    sequences = [i for i, scheduled in enumerate(plan.sampling) if scheduled.is_drafting]
     return rows, sources, np.array(sequences, dtype=np.int64)
 
 

@@ -27,6 +27,9 @@ class ScheduledSequence:
     lookup_ids: tuple[int, ...] = ()  # num_drafts token ids; empty: the draft model proposes
     match_len: int = 0  # tokens of the repeated suffix that lookup_ids followed
     reason: PlainReason | None = None  # why a decode round verifies no draft
+    # Drafts that it adds to a total, which the confidences of all such blocks give out; None: it
+    # verifies num_drafts.
+    num_budgeted: int | None = None
 
     @property
     def source(self) -> TokenSource:
@@ -34,6 +37,11 @@ class ScheduledSequence:
         if self.num_drafts == 0:
             return "target"
         return "lookup" if self.lookup_ids else "draft"
+
+    @property
+    def is_drafting(self) -> bool:
+        """Return whether the draft model proposes, even if no token of its block is verified."""
+        return not self.lookup_ids and (self.num_drafts > 0 or self.num_budgeted is not None)
 
     @property
     def is_round(self) -> bool:
@@ -79,7 +87,7 @@ class StepPlan:
     @property
     def drafting(self) -> tuple[ScheduledSequence, ...]:
         """Return the sequences that the draft model proposes tokens for."""
-        return tuple(s for s in self.scheduled_seqs if s.num_drafts > 0 and not s.lookup_ids)
+        return tuple(s for s in self.scheduled_seqs if s.is_drafting)
 
     @property
     def sampling(self) -> tuple[ScheduledSequence, ...]:

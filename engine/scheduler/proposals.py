@@ -15,6 +15,7 @@ class Proposal(NamedTuple):
     num_tokens: int
     lookup_ids: tuple[int, ...] = ()  # num_tokens ids; empty: the draft model proposes
     match_len: int = 0  # of a lookup, tokens
+    num_budgeted: int | None = None  # see ScheduledSequence
     reason: PlainReason | None = None  # why there are none
 
 
@@ -55,9 +56,13 @@ class ProposalPlanner(Protocol):
         ...
 
     def record(self, scheduled: ScheduledSequence, num_accepted: int) -> None:
-        """Record the acceptance of a committed round that no stop has cut."""
+        """Record the acceptance of a committed round with a proposal, unless a stop has cut it."""
         ...
 
     def forget(self, seq: SequenceState) -> None:
         """Drop what is kept for a sequence that has ended."""
+        ...
+
+    def flush(self) -> None:
+        """Drop the texts of ended sequences that are kept for others."""
         ...

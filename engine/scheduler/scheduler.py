@@ -150,6 +150,11 @@ class Scheduler:
         assert finish is not None, f"request {request_id} has ended before"
         return finish
 
+    def flush_cache(self) -> int:
+        """Drop cached prefixes and shared answers; return how many pages became free."""
+        self._planner.flush()
+        return self._pages.flush()
+
     def is_queued(self, request_id: str) -> bool:
         """Return whether a request waits and has never run (a preempted one has)."""
         return any(
@@ -277,6 +282,7 @@ class Scheduler:
             lookup_ids=proposal.lookup_ids,
             match_len=proposal.match_len,
             reason=proposal.reason,
+            num_budgeted=proposal.num_budgeted,
         )
 
     def _most_drafts(self, seq: SequenceState) -> int:
@@ -293,7 +299,7 @@ class Scheduler:
 
     def _slots_needed(self, scheduled: ScheduledSequence) -> int:
         """Return the length that the page table must cover: rows and the draft's scratch."""
-        if scheduled.source == "draft":
+        if scheduled.is_drafting:
             return scheduled.start + max(self._num_slots, scheduled.num_drafts + 1)
         return scheduled.kv_len
 
@@ -336,6 +342,7 @@ class Scheduler:
         num_shareable = seq.max_cached_tokens // self._pages.page_size
         return any(
             twin.kv_len // self._pages.page_size < num_shareable
+            and twin.request.cache_salt == seq.request.cache_salt
             and twin.request.prompt_ids == seq.request.prompt_ids
             for twin in computing
         )
@@ -350,6 +357,7 @@ class Scheduler:
                 seq.token_ids,
                 max_tokens=seq.max_cached_tokens,
                 num_pages=seq.table.missing_pages(len(seq.token_ids) + most_more),
+                salt=seq.request.cache_salt,
             )
         except OutOfPages:
             self._blocked = seq, self._pages.num_published, self._pages.num_available
@@ -474,7 +482,8 @@ class Scheduler:
             seq.first_token_at = now
         if scheduled.is_round:
             seq.record_round(scheduled.source, scheduled.num_drafts, kept - 1)
-        if scheduled.num_drafts > 0 and stop is None:  # a stop hides later acceptances
+        has_proposal = scheduled.num_drafts > 0 or scheduled.is_drafting
+        if has_proposal and stop is None:  # a stop hides later acceptances
             self._planner.record(scheduled, kept - 1)
         finish = seq.finish(stop[0], stop[1], now) if stop is not None else None
         return new_ids[:kept], finish
@@ -483,7 +492,9 @@ class Scheduler:
         full = seq.kv_len // self._pages.page_size
         if full > seq.num_published and full <= len(seq.table.pages):
             num_tokens = full * self._pages.page_size
-            self._pages.publish(seq.token_ids[:num_tokens], seq.table.pages[:full])
+            self._pages.publish(
+                seq.token_ids[:num_tokens], seq.table.pages[:full], salt=seq.request.cache_salt
+            )
             seq.num_published = full
 
     def _all(self) -> list[SequenceState]:

@@ -46,9 +46,12 @@ class SequenceState:
     admitted_at: float | None = None
     first_token_at: float | None = None
     history: TokenCounts = field(init=False)  # counts token_ids for penalties
+    is_reproducible: bool = field(init=False)  # the caller's seed decides, so load must not
 
     def __post_init__(self) -> None:
         self.history = TokenCounts(num_prompt=self.num_prompt)
+        params = self.request.params
+        self.is_reproducible = params.seed is not None and not params.is_greedy
 
     @property
     def place(self) -> tuple[float, int]:
@@ -67,12 +70,6 @@ class SequenceState:
     def num_remaining(self) -> int:
         """Return the output tokens that max_new_tokens still allows."""
         return self.request.params.max_new_tokens - self.num_output
-
-    @property
-    def is_reproducible(self) -> bool:
-        """Return whether the caller's seed decides the tokens, so that load must not."""
-        params = self.request.params
-        return params.seed is not None and not params.is_greedy
 
     @property
     def anchor_position(self) -> int:

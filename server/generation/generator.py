@@ -172,6 +172,8 @@ class TextGenerator:
             token_mask=mask,
             choice=tokenized.choice,
             priority=tokenized.priority,
+            cache_salt=tokenized.cache_salt,
+            owner=tokenized.owner,
         )
         output = OutputProcessor(
             tokenized,

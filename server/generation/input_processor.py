@@ -39,6 +39,8 @@ class TokenizedRequest:
     keeps_stop: bool = False  # the text ends with the stop
     priority: int = 0  # among requests
     scores_only: bool = False  # the prompt's log probabilities are all that is requested
+    cache_salt: str = ""  # see engine.Request, as for owner
+    owner: str = ""
 
     def choices(self, count: int) -> "list[TokenizedRequest]":
         """Return one request for each of n choices; each has another first name."""
@@ -121,6 +123,7 @@ class InputProcessor:
             keeps_stop=fields.keeps_stop,
             priority=fields.engine_priority,
             scores_only=fields.token_limit()[1] == 0,
+            cache_salt=fields.salt(),
         )
 
     async def with_grammar(

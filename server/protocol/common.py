@@ -30,6 +30,7 @@ TokenIds = Annotated[list[TokenId], item_count(MAX_VALUES)]
 PromptIds = Annotated[list[TokenId], item_count(MAX_VALUES, least=1)]
 RequestId = Annotated[Text, Field(min_length=1, max_length=_MAX_ID_CHARS)]
 Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+CacheSalt = Annotated[Text, Field(min_length=1, max_length=_MAX_ID_CHARS)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
@@ -223,6 +224,10 @@ class SamplingFields(Body):
 
     def engine_options(self) -> EngineOptions:
         return EngineOptions()
+
+    def salt(self) -> str:
+        """Return what separates the request from others in the prefix cache; empty: nothing."""
+        return ""
 
     def grammar_spec(self, prefix: str = "") -> GrammarSpec | None:
         """Return the grammar of the output. prefix: path of the object with the grammar fields."""

@@ -10,6 +10,7 @@ from server.errors.validation_errors import field_error
 from server.protocol.base import Body, Text, item_count
 from server.protocol.common import (
     MAX_PROMPTS,
+    CacheSalt,
     Messages,
     Priority,
     Prompt,
@@ -148,6 +149,7 @@ class GenerateBody(Body):
         _choice(_one_or_many, "a string or a list of strings"),
     ] = None
     priority: Priority | None = None
+    cache_salt: CacheSalt | None = None  # shares computed prefixes with the same salt alone
     stream: bool = False
     return_logprob: bool = False  # this and the next three apply to all prompts
     logprob_start_len: int = Field(-1, ge=-1)  # first prompt position; -1: no prompt logprobs

@@ -11,6 +11,7 @@ from server.protocol.base import Body, JsonObject, Text, item_count
 from server.protocol.common import (
     MAX_MESSAGES,
     MAX_PARTS,
+    CacheSalt,
     Message,
     PriorityField,
     Prompt,
@@ -252,9 +253,13 @@ class ResponsesBody(PriorityField):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     num_draft_tokens: int | None = Field(None, ge=0)  # the most that a round verifies; 0: no draft
+    cache_salt: CacheSalt | None = None  # shares computed prefixes with the same salt alone
 
     def engine_options(self) -> EngineOptions:
         return EngineOptions(num_draft_tokens=self.num_draft_tokens)
+
+    def salt(self) -> str:
+        return self.cache_salt or ""
 
     def token_limit(self) -> tuple[str, int | None]:
         return "max_output_tokens", self.max_output_tokens

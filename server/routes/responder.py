@@ -1,6 +1,7 @@
 """Generates the completions of one HTTP request and sends them, whole or as a stream."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -26,7 +27,9 @@ class Responder:
         build: Callable[[Sequence[CompletionOutput]], object],
     ) -> Response:
         """Respond with the object that `build` makes of the finished completions."""
-        generation = self._generator.generate(tokenized, record=request.state.record)
+        generation = self._generator.generate(
+            _owned(request, tokenized), record=request.state.record
+        )
         return JSONResponse(build(await cancel_on_disconnect(request.receive, generation)))
 
     async def stream(
@@ -44,9 +47,15 @@ class Responder:
         on_end is called once, when the stream has ended, or was refused.
         """
         deltas = self._generator.stream(
-            tokenized,
+            _owned(request, tokenized),
             keepalive_s=self._keepalive_s,
             record=request.state.record,
             token_by_token=token_by_token,
         )
         return await EventStream.start(request, deltas, encoder, dialect, on_end)
+
+
+def _owned(request: Request, tokenized: Sequence[TokenizedRequest]) -> Sequence[TokenizedRequest]:
+    """Return the requests with the caller's digest as their owner."""
+    owner: str = request.state.owner
+    return [replace(each, owner=owner) for each in tokenized] if owner else tokenized

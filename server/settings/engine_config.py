@@ -5,6 +5,13 @@ from typing import Literal
 from engine import EngineConfig
 from server.settings.schema import Settings, SpeculativeSection
 
+_SCHEDULE: dict[str, Literal["auto", "on", "off"]] = {
+    "auto": "auto",
+    "schedule": "on",
+    "threshold": "off",
+    "off": "off",
+}
+
 
 def to_engine_config(settings: Settings) -> EngineConfig:
     """The engine's config. A `demo:` target is passed on as named; the caller resolves it first."""
@@ -14,6 +21,7 @@ def to_engine_config(settings: Settings) -> EngineConfig:
         settings.kv,
         settings.scheduler,
     )
+    confidence = speculative.confidence
     return EngineConfig(
         target=model.path,
         target_revision=model.revision,
@@ -31,9 +39,11 @@ def to_engine_config(settings: Settings) -> EngineConfig:
         lookup=_lookup_mode(speculative),
         lookup_tokens=speculative.lookup.max_tokens,
         lookup_min_match=speculative.lookup.min_match,
-        confidence_threshold=(
-            speculative.confidence.threshold if speculative.confidence.mode == "threshold" else None
+        lookup_shared_bytes=(
+            speculative.lookup.shared_mib << 20 if speculative.lookup.shared == "on" else 0
         ),
+        confidence_threshold=confidence.threshold if confidence.mode == "threshold" else None,
+        confidence_schedule=_SCHEDULE[confidence.mode],
         stacked_context_kv=speculative.stacked_context_kv,
         page_size=kv.page_size,
         num_pages=count_or_none(kv.num_pages),

@@ -78,10 +78,13 @@ class ModelSection(TargetSection):
 class ConfidenceSection(Section):
     """How the draft's confidence limits verification."""
 
-    mode: Literal["off", "threshold"] = Field(
+    mode: Literal["auto", "schedule", "threshold", "off"] = Field(
         "off",
-        description="off: every draft token is verified; threshold: a block is cut before the "
-        "first token that is too unlikely to be accepted.",
+        description="schedule: a step verifies the likeliest tokens of all blocks, as many as pay "
+        "in total by costs and earlier rounds; threshold: a block is cut before the first token "
+        "that is too unlikely to be accepted; off: confidences are not used. auto is schedule, or "
+        "off for a draft without a confidence head and with draft_budget always. Requests with a "
+        "seed and a temperature above 0 are never cut by a schedule.",
     )
     threshold: Annotated[float, Field(gt=0, le=1)] = Field(
         0.06,
@@ -105,6 +108,15 @@ class LookupSection(Section):
     )
     min_match: Annotated[int, Field(ge=1, le=64)] = Field(
         2, description="Tokens at the end of the text that must have occurred before."
+    )
+    shared: Literal["on", "off"] = Field(
+        "off",
+        description="on: lookups also search recent answers to other requests with the same API "
+        "key and cache_salt. How fast an answer comes then depends on these answers. POST "
+        "/flush_cache drops them.",
+    )
+    shared_mib: Annotated[int, Field(ge=1, le=65536)] = Field(
+        64, description="Most memory of shared answers, in MiB; 2,300 tokens take one."
     )
 
 
@@ -167,6 +179,11 @@ class SpeculativeSection(Section):
             raise ValueError(
                 "speculative.draft_model is missing; accepted: a folder or hub id of a draft, or "
                 "speculative.algorithm none for plain decoding, or lookup for lookups alone"
+            )
+        if self.confidence.mode == "schedule" and self.draft_budget == "always":
+            raise ValueError(
+                "speculative.confidence.mode: found schedule with speculative.draft_budget always; "
+                "accepted: auto, threshold, off"
             )
         if self.algorithm == "lookup" and self.lookup.mode == "off":
             raise ValueError(

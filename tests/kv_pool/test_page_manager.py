@@ -57,6 +57,31 @@ def test_the_same_tokens_after_other_tokens_are_another_prefix() -> None:
     assert match(pool, "zz") == []
 
 
+def test_prefixes_of_different_salts_share_no_page() -> None:
+    pool = make_pool(8)
+    plain = leave(pool, "aabb")
+    own: dict[str, list[int]] = {}
+    for salt in ("x", "y"):
+        own[salt] = pool.allocate(2)
+        pool.publish(ids("aabb"), own[salt], salt=salt)
+        pool.publish(ids("aabb"), own[salt], salt=salt)
+    assert len({*plain, *own["x"], *own["y"]}) == 6
+    for salt in ("x", "y"):
+        assert pool.match_prefix(ids("aabb"), max_tokens=9, salt=salt) == own[salt]
+        assert pool.match_prefix(ids("aaxx"), max_tokens=9, salt=salt) == own[salt][:1]
+    assert match(pool, "aabb") == plain
+    assert pool.match_prefix(ids("aabb"), max_tokens=9, salt="z") == []
+
+
+def test_pages_with_a_salt_are_evicted_like_others() -> None:
+    pool = make_pool(2)
+    pages = pool.allocate(2)
+    pool.publish(ids("aabb"), pages, salt="x")
+    pool.release(pages)
+    assert sorted(pool.allocate(2)) == sorted(pages)
+    assert pool.match_prefix(ids("aabb"), max_tokens=9, salt="x") == []
+
+
 def test_only_full_pages_within_the_limit_are_found() -> None:
     pool = make_pool()
     pages = leave(pool, "aabbcc")

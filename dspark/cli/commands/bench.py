@@ -87,6 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "against free text",
     )
     parser.add_argument(
+        "--by-proposer",
+        action="store_true",
+        help="with --compare speculation: also measure the draft model alone and lookups alone",
+    )
+    parser.add_argument(
         "--html",
         type=Path,
         metavar="FILE",
@@ -137,7 +142,10 @@ def run(args: argparse.Namespace) -> int:
         max_new_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed
     )
     reports = benchmark_reports(
-        args.compare, trials=args.trials, has_draft=ready.config.draft is not None
+        args.compare,
+        trials=args.trials,
+        has_draft=ready.config.draft is not None,
+        by_proposer=args.by_proposer,
     )
     with progress_bar(reports) as report:
         measurement = run_benchmark(
@@ -147,6 +155,7 @@ def run(args: argparse.Namespace) -> int:
             trials=args.trials,
             report=report,
             masks_for=partial(masks_for, ready.text, timeout_s=settings.server.grammar_timeout_s),
+            by_proposer=args.by_proposer,
         )
     return publish(
         measurement,
@@ -238,10 +247,23 @@ def _check_temperature(args: argparse.Namespace) -> None:
 
 
 def _check_draft(args: argparse.Namespace, settings: Settings) -> None:
+    if args.by_proposer:
+        _check_proposers(args, settings)
     accepted = {"speculation": ("dspark", "lookup"), "stacked": ("dspark",)}.get(args.compare)
     algorithm = settings.speculative.algorithm
     if accepted is not None and algorithm not in accepted:
         raise SettingsError(
             f"--compare {args.compare}: speculative.algorithm is {algorithm}; accepted: "
             f"{' or '.join(accepted)}, which needs a draft (speculative.draft_model) for dspark"
+        )
+
+
+def _check_proposers(args: argparse.Namespace, settings: Settings) -> None:
+    speculative = settings.speculative
+    if args.compare != "speculation":
+        raise SettingsError("--by-proposer: accepted with --compare speculation only")
+    if speculative.algorithm != "dspark" or speculative.lookup.mode == "off":
+        raise SettingsError(
+            f"--by-proposer: found speculative.algorithm {speculative.algorithm} with "
+            f"speculative.lookup.mode {speculative.lookup.mode}; accepted: dspark with auto or on"
         )

@@ -27,6 +27,7 @@ def test_two_pools_on_a_gpu_have_the_size_of_the_workload() -> None:
 def test_reports_are_counted_beforehand() -> None:
     assert benchmark_reports(None, trials=3) == 4
     assert benchmark_reports("speculation", trials=3) == 8
+    assert benchmark_reports("speculation", trials=3, by_proposer=True) == 16
     assert benchmark_reports("stacked", trials=3) == 9  # the context writes alone come first
     assert benchmark_reports("transformers", trials=3) == 12
     assert benchmark_reports("transformers", trials=3, has_draft=False) == 8

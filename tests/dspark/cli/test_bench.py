@@ -220,12 +220,21 @@ def test_a_prompt_that_does_not_fit_is_refused_before_the_first_trial(
             [*DRAFTED, "--trials", "0"],
             "argument --trials: found 0; accepted: an integer, at least 1",
         ),
-        ([*DRAFTED, "--num-prompts", "61"], "--num-prompts: found 61; accepted: at most 60"),
+        ([*DRAFTED, "--num-prompts", "76"], "--num-prompts: found 76; accepted: at most 75"),
         (
             [*DRAFTED, "--concurrency", "17"],
             "--concurrency: found 17; accepted: at most 16, which is scheduler.max_running",
         ),
         ([*DRAFTED, "--html", "report.html"], "--html: accepted with --compare only"),
+        (
+            [*DRAFTED, "--by-proposer"],
+            "--by-proposer: accepted with --compare speculation only",
+        ),
+        (
+            [*DRAFTED, "--compare", "speculation", "--by-proposer", "--speculative.lookup", "off"],
+            "--by-proposer: found speculative.algorithm dspark with speculative.lookup.mode off; "
+            "accepted: dspark with auto or on",
+        ),
         (
             [*DRAFTED, "--compare", "stacked", "--html", "no/such/file.html"],
             "--html: found no/such/file.html; accepted: a file in a folder that exists",

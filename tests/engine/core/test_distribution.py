@@ -20,6 +20,7 @@ from engine.build import Built
 from engine.draft_length.confidence_cutoff import ConfidenceThreshold
 from engine.draft_length.cost_model import Curve, StepCosts
 from engine.loading.target import LoadedTarget
+from engine.proposers.confidence_schedule import ConfidenceSchedule
 from engine.proposers.lookup import LookupProposer
 from engine.sampling import verify_step as verifier
 from engine.sampling.rejection import Verdict, verify_point_mass, verify_sampled
@@ -212,6 +213,63 @@ def test_a_budget_that_looks_at_the_token_itself_fails_the_same_test(
     built = eight_token_engine(target, tmp_path, confidence_threshold=0.25)
     with patch.object(ConfidenceThreshold, "cut", peeking):
         assert _p_value(built, _expected(next_probs, 4), **CUT) < 0.001
+
+
+# A row more costs about a third of what a sequence's anchor brings.
+UNEVEN = StepCosts(
+    passes=Curve((1, 64, 192), (0.010, 0.012, 0.020)), drafts=Curve.through({1: 0.001})
+)
+
+
+def scheduled_p_value(
+    target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], folder: Path
+) -> float:
+    """Sample with drafts of several texts at once, whose confidences give out the rows."""
+    built = eight_token_engine(target, folder, costs=UNEVEN, confidence_schedule="on")
+    seeds = itertools.count()  # those that the engine gives itself, the same in every run
+    with patch.object(secrets, "randbits", lambda bits: next(seeds)):
+        return _p_value(built, _expected(next_probs, 4), **CUT, is_seeded=False)
+
+
+@pytest.mark.slow
+def test_scheduled_confidences_leave_the_targets_distribution(
+    target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
+) -> None:
+    cuts = []
+    cut = ConfidenceSchedule.cut
+
+    def watched(self: ConfidenceSchedule, plan: StepPlan, block: DraftBlock | None) -> StepPlan:
+        kept = cut(self, plan, block)
+        planned = zip(plan.drafting, kept.drafting, strict=True)
+        cuts.extend(k.num_drafts for p, k in planned if p.num_drafts == BLOCK)
+        return kept
+
+    with patch.object(ConfidenceSchedule, "cut", watched):
+        assert scheduled_p_value(target, next_probs, tmp_path) > 0.001
+    assert min(cuts.count(number) for number in range(BLOCK + 1)) > 0.02 * len(cuts)
+
+
+@pytest.mark.slow
+def test_a_schedule_that_searches_all_lengths_by_the_blocks_own_confidences_fails_the_same_test(
+    target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
+) -> None:
+    """As in Appendix A of the paper: the second confidence depends on the first token."""
+
+    def searching(self: ConfidenceSchedule, plan: StepPlan, block: DraftBlock | None) -> StepPlan:
+        if block is None:
+            return plan
+        assert block.confidence_logits is not None
+        second = block.confidence_logits[:, 1]
+        pays = iter((second > second.median()).tolist())
+        return StepPlan(
+            tuple(
+                s.cut(BLOCK if next(pays) else 0, "confidence") if s.is_drafting else s
+                for s in plan.scheduled_seqs
+            )
+        )
+
+    with patch.object(ConfidenceSchedule, "cut", searching):
+        assert scheduled_p_value(target, next_probs, tmp_path) < 0.001
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Confidences choose how many tokens are verified, and never change the output."""
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,16 +10,14 @@ from hypothesis import strategies as st
 
 from draft import DraftBlock
 from draft.calibration import Scaling
-from engine import EngineConfig, EngineSamplingParams, Request
+from engine import EngineSamplingParams, Request
 from engine.draft_length.confidence_cutoff import ConfidenceThreshold
 from engine.errors import LoadError
-from engine.model_setup.draft_backend import make_budget
 from engine.scheduler.plan import StepPlan
 from tests.support.engine.running import generate_alone, prompts, run_all
 from tests.support.engine.scheduling import Harness, request
 from tests.support.engine.tiny_models import (
     VOCAB,
-    load_tiny_draft,
     tiny_engine,
     tiny_target,
     write_tiny_draft,
@@ -131,9 +129,13 @@ def test_fewer_draft_tokens_are_verified(tmp_path: Path) -> None:
     assert 0 < verified[1] < verified[0]
 
 
-def test_a_threshold_without_a_confidence_head_is_refused(tmp_path: Path) -> None:
-    draft = load_tiny_draft(write_tiny_draft(tmp_path), tiny_target())
-    without = replace(draft, config=replace(draft.config, has_confidence_head=False))
-    config = EngineConfig(target="tiny", confidence_threshold=0.1)
-    with pytest.raises(LoadError, match=r"confidence.mode: found threshold.*accepted: off"):
-        make_budget(config, without)
+@pytest.mark.parametrize(
+    ("settings", "mode"),
+    [({"confidence_threshold": 0.1}, "threshold"), ({"confidence_schedule": "on"}, "schedule")],
+)
+def test_a_mode_without_a_confidence_head_is_refused(
+    settings: dict[str, Any], mode: str, tmp_path: Path
+) -> None:
+    folder = write_tiny_draft(tmp_path, enable_confidence_head=False)
+    with pytest.raises(LoadError, match=rf"confidence.mode: found {mode}.*accepted: auto, off"):
+        tiny_engine(draft_folder=folder, **settings)

@@ -29,6 +29,22 @@ def test_every_path_has_its_reason(tmp_path: Path) -> None:
     assert rows["context KV"].startswith("stacked (mode auto): ")
 
 
+def test_what_confidences_do_is_named(tmp_path: Path) -> None:
+    with_head = write_tiny_draft(tmp_path / "with")
+    without = write_tiny_draft(tmp_path / "without", enable_confidence_head=False)
+
+    def row(**settings: Any) -> str | None:
+        return report(**{"draft_budget": "auto", **settings}).get("confidence")
+
+    auto = {"confidence_schedule": "auto"}
+    schedule = "schedule: uncalibrated confidences give out a step's draft rows"
+    assert row(draft_folder=with_head, **auto) == schedule
+    assert row(draft_folder=without, **auto) == "off (the draft has no confidence head)"
+    always = row(draft_folder=with_head, **auto, draft_budget="always")
+    assert always == "off (every round verifies all its draft tokens)"
+    assert row(draft_folder=with_head) is None
+
+
 def test_parts_without_memory_have_no_entry(
     tmp_path: Path,
 ) -> None:

@@ -9,13 +9,11 @@ PRIORS = (0.6, 0.5, 0.4)
 
 
 def record(table: AcceptanceTable, row: int, tries: list[int], accepted: list[int]) -> None:
-    table.record(
-        np.array([row]), np.array([tries]).astype(float), np.array([accepted]).astype(float)
-    )
+    table.record(np.array([row]), np.array([[tries, accepted]]).astype(float))
 
 
 def chances(table: AcceptanceTable, row: int) -> list[float]:
-    return list(table.chances(np.array([row]))[0])
+    return list(table.chances()[row])
 
 
 def test_a_new_table_has_the_priors() -> None:
@@ -57,9 +55,19 @@ def test_without_rounds_chances_return_to_the_priors() -> None:
     table = AcceptanceTable(PRIORS)
     for _ in range(300):
         record(table, 0, [1, 1, 1], [0, 0, 0])
-    for _ in range(10_000):
-        table.pass_step(np.array([0]))
+    table.pass_steps(10_000)
     assert chances(table, 0) == pytest.approx(PRIORS, abs=0.01)
+
+
+def test_rounds_of_several_rows_and_steps_count_as_one_after_another() -> None:
+    together, apart = AcceptanceTable(PRIORS), AcceptanceTable(PRIORS)
+    rounds = [(0, [1, 1, 1]), (2, [1, 1, 0]), (0, [1, 0, 0]), (1, [1, 1, 1])]
+    found = np.array([[tries, [0, 0, 0]] for _, tries in rounds]).astype(float)
+    together.record(np.array([row for row, _ in rounds]), found)
+    for row, tries in rounds:
+        record(apart, row, tries, [0, 0, 0])
+    for row in range(3):
+        assert chances(together, row) == pytest.approx(chances(apart, row), abs=0.02)
 
 
 def test_rows_are_made_as_needed() -> None:

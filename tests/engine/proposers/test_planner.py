@@ -177,16 +177,17 @@ def test_a_prompt_chunk_leaves_no_more_drafts_than_pay() -> None:
 
 @pytest.mark.parametrize(("count", "limit_us"), [(16, 50), (256, 300)])
 def test_a_decision_takes_little_time(count: int, limit_us: float) -> None:
-    """Three times the aim, for busy machines; the best of many runs."""
+    """Mean over steps with and without a review; three times the aim, for busy machines."""
     planner = planner_of(lookup_tokens=7)
     seqs = [sequence(i, REPEATING if i % 2 else range(50, 60)) for i in range(count)]
     load = load_of(seqs, [50] * count)
     times = []
-    for _ in range(60):
+    for _ in range(100):
         started = time.perf_counter()
         proposals = planner.plan(load)
         times.append(time.perf_counter() - started)
         for seq, proposal in zip(seqs, proposals, strict=True):
             if proposal.num_tokens:
                 planner.record(round_of(seq, proposal), proposal.num_tokens // 2)
-    assert min(times) < 3e-6 * limit_us
+    turns = np.array(times).reshape(-1, 4).mean(axis=1)
+    assert turns.min() < 3e-6 * limit_us

@@ -56,6 +56,47 @@ def test_new_text_has_no_continuation() -> None:
     assert index.continuation(4) == []
 
 
+def longest_inside(text: list[int], other: list[int]) -> int:
+    """Search all suffixes of `other`: tokens of the longest that occurs in `text`."""
+    return next(
+        (
+            length
+            for length in range(len(other), 0, -1)
+            if any(
+                text[start : start + length] == other[len(other) - length :]
+                for start in range(len(text) - length + 1)
+            )
+        ),
+        0,
+    )
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 2), max_size=6)), max_size=14),
+)
+def test_another_text_is_matched_while_both_grow(parts: list[tuple[bool, list[int]]]) -> None:
+    """A match found earlier may be a shorter one of the longest after the index has grown."""
+    index, text, other = SuffixIndex(), list[int](), list[int]()
+    state = length = 0
+    for is_other, tokens in parts:
+        if not is_other:
+            index.extend(tokens)
+            text += tokens
+            continue
+        for token in tokens:
+            before = length
+            state, length = index.advance(state, length, [token])
+            other.append(token)
+            assert length <= before + 1
+            tail = other[len(other) - length :]
+            found = index.after(state, 3)
+            ends = [i for i in range(length, len(text) + 1) if text[i - length : i] == tail]
+            assert found in [text[end : end + 3] for end in ends]
+    index_whole = SuffixIndex()
+    index_whole.extend(text)
+    assert index_whole.advance(0, 0, other)[1] == longest_inside(text, other)
+
+
 def test_states_and_transitions_grow_linearly() -> None:
     source = random.Random(0)
     tokens = [source.randrange(12) for _ in range(4000)]

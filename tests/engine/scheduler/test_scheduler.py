@@ -202,6 +202,27 @@ def test_the_queue_begins_where_the_slots_end(max_queued: int) -> None:
     harness.scheduler.add(request("one less"))
 
 
+def test_prompts_of_different_salts_are_computed_apart() -> None:
+    harness = Harness(prefix_cache=True, chunk=64)
+    cached = []
+    for i, salt in enumerate(("", "x", "y", "x", "")):
+        one = dataclasses.replace(request(str(i), prompt_len=12), cache_salt=salt)
+        harness.scheduler.add(one)
+        harness.run()
+        finish = harness.finish_of(str(i)).finish
+        assert finish is not None
+        cached.append(finish.num_cached_tokens)
+    assert cached == [0, 0, 0, 8, 8]
+
+
+def test_a_twin_of_another_salt_is_not_awaited() -> None:
+    harness = Harness(prefix_cache=True, chunk=64)
+    for name, salt in (("a", "x"), ("b", "x"), ("c", "y")):
+        harness.scheduler.add(dataclasses.replace(request(name, prompt_len=12), cache_salt=salt))
+    harness.step()
+    assert [s.seq.request.request_id for s in harness.plans[0].scheduled_seqs] == ["a", "c"]
+
+
 def test_an_id_in_use_is_refused() -> None:
     harness = Harness()
     harness.scheduler.add(request("a"))

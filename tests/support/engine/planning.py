@@ -48,6 +48,9 @@ class ScriptedPlanner:
     def forget(self, seq: SequenceState) -> None:
         self.forgotten.append(seq.arrival)
 
+    def flush(self) -> None:
+        """Do nothing: no texts are kept."""
+
 
 @contextmanager
 def scripted_drafts(decide: Decide, *, block_size: int) -> Iterator[ScriptedPlanner]:
@@ -95,4 +98,5 @@ def round_of(seq: SequenceState, proposal: Proposal) -> ScheduledSequence:
         lookup_ids=proposal.lookup_ids,
         match_len=proposal.match_len,
         reason=proposal.reason,
+        num_budgeted=proposal.num_budgeted,
     )

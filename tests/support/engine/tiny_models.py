@@ -139,9 +139,10 @@ def write_tiny_draft(folder: Path, *, block_size: int = 4, seed: int = 1, **chan
         "norm.weight": norm(HIDDEN),
         "markov_head.markov_w1.weight": matrix(vocab, rank),
         "markov_head.markov_w2.weight": matrix(vocab, rank),
-        "confidence_head.proj.weight": matrix(1, HIDDEN + rank),
-        "confidence_head.proj.bias": matrix(1),
     }
+    if config["enable_confidence_head"]:
+        tensors["confidence_head.proj.weight"] = matrix(1, HIDDEN + rank)
+        tensors["confidence_head.proj.bias"] = matrix(1)
     for i in range(layers):
         at = f"layers.{i}"
         tensors |= {

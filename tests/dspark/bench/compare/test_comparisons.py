@@ -147,6 +147,33 @@ def test_both_arms_decode_one_int8_target(draft_folder: Path) -> None:
     assert found.speculation.speculation.num_rounds > 0
 
 
+def test_each_proposer_alone_has_a_column(draft_folder: Path) -> None:
+    target = tiny_target(has_eos=False)
+    found = compare_speculation(
+        tiny_engine(target=target),
+        tiny_engine(target=target, draft_folder=draft_folder, lookup="on"),
+        workload(2, max_tokens=8, high=12),
+        trials=1,
+        report=silent,
+        single={
+            "draft only": tiny_engine(target=target, draft_folder=draft_folder),
+            "lookup only": tiny_engine(target=target, lookup="on", lookup_min_match=1),
+        },
+    )
+    assert found.agreement.is_exact
+    text = "\n".join(found.lines())
+    for name in ("draft only", "lookup only"):
+        assert f"{name} / plain, output tokens/s decode only: " in text
+    header = next(line for line in found.lines() if line.startswith("category"))
+    assert header.count("/ plain, decode only") == 3
+    values = parsed(found)
+    arms, ratios = values["arms"], values["speedup_decode_only_of_single_proposers"]
+    assert isinstance(arms, dict)
+    assert isinstance(ratios, dict)
+    assert list(arms) == ["plain", "draft only", "lookup only", "speculation"]
+    assert set(ratios) == {"draft only", "lookup only"}
+
+
 def test_an_arm_with_another_text_fails_the_comparison(draft_folder: Path) -> None:
     with wrong_verification(vocab=VOCAB):
         found = compare_plain_and_draft(draft_folder, trials=1)

@@ -22,8 +22,14 @@ def user(text: str) -> tuple[dict[str, str], ...]:
 def test_the_projects_own_prompts_are_fifteen_of_each_kind_and_all_different() -> None:
     prompts = read_prompts()
     kinds = Counter(prompt.category for prompt in prompts)
-    assert kinds == {"chat": 15, "code": 15, "arithmetic": 15, "rewriting": 15}
-    assert len({prompt.messages[0]["content"] for prompt in prompts}) == 60
+    names = ("chat", "code", "arithmetic", "rewriting", "editing")
+    assert kinds == dict.fromkeys(names, 15)
+    assert len({prompt.messages[0]["content"] for prompt in prompts}) == 75
+
+
+def test_prompts_to_edit_have_a_long_text() -> None:
+    texts = [p.messages[0]["content"] for p in read_prompts() if p.category == "editing"]
+    assert all(len(text) > 450 and "\n\n" in text for text in texts)
 
 
 def test_each_form_of_a_line_is_read(tmp_path: Path) -> None:
