@@ -32,10 +32,11 @@ async def tokenize_native(
             extras=extras,
             logprobs=body.logprob_options(i),
         )
-        tokenized = replace(tokenized, cache_salt=body.cache_salt or "")
         grammar = OutputGrammar.of_content(params.grammar_spec(prefix))
         tokenized = await input_processor.with_grammar(tokenized, grammar)
-        tokenized = replace(tokenized, priority=body.priority or 0)
+        tokenized = replace(
+            tokenized, priority=body.priority or 0, cache_salt=body.cache_salt or ""
+        )
         requests += tokenized.choices(params.num_choices)
     check_num_choices(len(requests), param="sampling_params.n")
     return requests
