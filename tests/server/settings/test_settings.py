@@ -272,7 +272,12 @@ def test_only_the_demo_target_that_exists_can_be_named() -> None:
         (["--mem-fraction", "1.5"], "accepted: a number, above 0, below 1"),
         (["--kv.memory_gib", "nan"], "found 'nan'; accepted: a number, above 0"),
         (["--speculative.num_draft_tokens", "0"], "accepted: auto or an integer, at least 1"),
-        (["--confidence-mode", "always"], "found 'always'; accepted: off, threshold"),
+        (["--confidence-mode", "always"], "accepted: auto, schedule, threshold, off"),
+        (
+            ["--confidence-mode", "schedule", "--speculative.draft_budget", "always"],
+            "speculative.confidence.mode: found schedule with speculative.draft_budget always; "
+            "accepted: auto, threshold, off",
+        ),
         (["--confidence-threshold", "0"], "accepted: a number, above 0, at most 1"),
         (
             ["--model", ""],
@@ -441,12 +446,15 @@ def test_every_field_of_the_engines_config_can_be_set() -> None:
         *("--speculative.draft_dtype", "bfloat16", "--quantization", "int8"),
         *("--speculative.draft_budget", "always", "--speculative.lookup.mode", "on"),
         *("--speculative.lookup.max_tokens", "9", "--speculative.lookup.min_match", "3"),
+        *("--speculative.lookup.shared", "on"),
     ]
-    config, default = to_engine_config(load(argv)), EngineConfig(target="")
+    schedule = [*PAIR, "--confidence-mode", "schedule"]  # instead of a threshold
+    configs = [to_engine_config(load(words)) for words in (argv, schedule)]
+    default = EngineConfig(target="")
     same = [
         field.name
         for field in dataclasses.fields(EngineConfig)
-        if getattr(config, field.name) == getattr(default, field.name)
+        if all(getattr(c, field.name) == getattr(default, field.name) for c in configs)
     ]
     assert same == []
 
