@@ -83,8 +83,8 @@ verify: $(TESTS) ## the long proofs: identity with transformers, distribution, l
 	$(BIN)/pytest -m "slow and not gpu" -o addopts="--strict-markers --strict-config -v" \
 	    -o log_cli=true -o log_cli_level=INFO
 
-soak: $(STAMP) ## N mixed requests on a tiny model: memory, descriptors and pages stay flat
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.support.server.soak $(N)
+soak: $(STAMP) ## N mixed requests on a tiny model (ARGS=demo: the demo pair): nothing grows
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.support.server.soak $(N) $(ARGS)
 
 bench: $(STAMP) ## against plain decoding, and the two context writes
 	$(BIN)/dspark bench --config $(CONFIG) --compare speculation

@@ -1,6 +1,7 @@
 """Sends mixed requests to a tiny service for long, and checks that nothing grows.
 
     python -m tests.support.server.soak 100000
+    python -m tests.support.server.soak 5000 demo      the demo pair
 
 Requests go to all routes: whole, as streams, with grammars, and mutated ones that are refused. The
 client abandons every seventh.
@@ -14,12 +15,21 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from dspark.runtime.models import resolved_engine_config, running_engine
+from dspark.runtime.text import load_text
+from server.app import create_app
+from server.options import ServerOptions
+from server.settings.loading import load_settings
+from tests.support.paths import ROOT
+from tests.support.server.fakes import served
 from tests.support.server.random_bodies import BODIES, check, content_of, mutated
 from tests.support.server.tiny_service import TinyService, tiny_service
 
@@ -99,14 +109,27 @@ async def _request(client: httpx.AsyncClient, rng: random.Random, *, is_abandone
     return str(response.status_code)
 
 
+@contextmanager
+def demo_service(**options: Any) -> Iterator[TinyService]:
+    """Serve the demo pair under the name of the tiny one; options: fields of ServerOptions."""
+    settings = load_settings(ROOT / "configs" / "demo.yaml").settings
+    config = resolved_engine_config(settings)
+    options = {**options, "served_name": "tiny"}
+    with running_engine(config) as engine:
+        app = create_app(
+            engine=engine, text=load_text(settings, config), options=ServerOptions(**options)
+        )
+        with served(app) as url:
+            yield TinyService(url, engine)
+
+
 def main() -> None:
     count, started = int(sys.argv[1]), time.monotonic()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        tiny_service(
-            Path(folder), max_tokens_cap=6, default_max_tokens=3, log_requests=False
-        ) as service,
-    ):
+    options = {"max_tokens_cap": 6, "default_max_tokens": 3, "log_requests": False}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        is_demo = sys.argv[2:] == ["demo"]
+        pair = demo_service(**options) if is_demo else tiny_service(Path(folder), **options)
+        service = stack.enter_context(pair)
         outcomes = soak(service, count=count, seed=1)
     seconds = time.monotonic() - started
     found = ", ".join(f"{name}: {number}" for name, number in sorted(outcomes.items()))

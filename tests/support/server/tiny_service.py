@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from engine import EngineClient
 from engine.core.worker import EngineWorker
 from server.app import create_app
 from server.options import ServerOptions
@@ -23,7 +24,7 @@ class TinyService:
     """The address of the server, and its engine."""
 
     url: str
-    worker: EngineWorker
+    worker: EngineClient
 
     def live(self) -> dict[str, Any]:
         live: dict[str, Any] = httpx.get(f"{self.url}/server_info").json()["live"]
