@@ -8,6 +8,7 @@ PIP    := $(BIN)/python -u -m pip --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 TESTS  := $(VENV)/.installed-for-tests
 PAGE   := $(VENV)/.installed-for-the-page
+RAY    := $(VENV)/.installed-for-replicas
 CHROMIUM ?= chromium
 ARGS   ?=
 N      ?= 10000
@@ -24,7 +25,7 @@ define install
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-page test-clients check fix verify soak bench docs clean
+.PHONY: help setup serve serve-replicas test test-page test-ray test-clients check fix verify soak bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -52,6 +53,14 @@ setup: $(STAMP) ## make .venv and install the project into it
 serve: $(STAMP) ## fetch the demo model (once) and serve it on 127.0.0.1:8000
 	$(BIN)/dspark serve --config $(CONFIG) $(ARGS)
 
+$(RAY): $(STAMP)
+	@echo "installing ray[serve] into $(VENV), about half a gigabyte"
+	@extras=ray; $(install)
+	@touch $(RAY)
+
+serve-replicas: $(RAY) ## two replicas of the demo behind 127.0.0.1:8000, on Ray Serve
+	$(BIN)/dspark deploy --config $(CONFIG) $(ARGS)
+
 # A process for each core and a thread for each process: two threads beside another busy process are
 # several times slower than one.
 test: $(TESTS) ## the tests, under ten minutes on two cores
@@ -65,6 +74,9 @@ $(PAGE): $(TESTS)
 test-page: $(PAGE) ## the playground in a browser; installs Debian's chromium if there is none
 	@command -v $(CHROMIUM) >/dev/null || { apt-get update -q && apt-get install -qy chromium; }
 	OMP_NUM_THREADS=1 CHROMIUM="$$(command -v $(CHROMIUM))" $(BIN)/pytest -m page tests/server/playground
+
+test-ray: $(TESTS) $(RAY) ## deployments of replicas on Ray Serve, about four minutes on two cores
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m ray tests/dspark/deploy
 
 test-clients: $(STAMP) ## unmodified third-party clients; ARGS="--base-url URL" for a running server
 	$(BIN)/python -m tests.clients.run $(ARGS)

@@ -66,13 +66,14 @@ def create_app(
     )
     app.state.is_draining = False
     app.state.body_parser = BodyParser()
-    metrics = ServerMetrics()
+    metrics = ServerMetrics(replica=options.replica)
     generator = TextGenerator(
         engine=engine,
         text=text,
         metrics=metrics,
         limits=options.limits,
         capacity=options.capacity,
+        replica=options.replica,
     )
     input_processor = InputProcessor(text=text, info=engine.info, options=options)
     chats = ChatProcessor(
@@ -113,6 +114,7 @@ def create_app(
             text=text,
             served_name=options.served_name,
             store=ResponseStore(max_responses=options.responses_store),
+            replica=options.replica,
         )
     )
     app.include_router(
@@ -149,7 +151,7 @@ def create_app(
         *listeners,
     ]
     app.add_middleware(RequestRecorder, listeners=listeners)
-    app.add_middleware(RequestIds)
+    app.add_middleware(RequestIds, replica=options.replica)
     app.add_middleware(DirectSend)
     app.add_middleware(AbsoluteTargets)
     return app

@@ -25,6 +25,8 @@ class ServerOptions:
 
     served_name: str  # model name in /v1/models
     config: Mapping[str, object] = field(default_factory=dict)  # shown by /server_info; no secrets
+    # Name among the replicas of a deployment, in ids and as a label of all metrics.
+    replica: str | None = None
     # Defaults of sampling fields, usually from the model's generation_config.json. Names as in
     # NEUTRAL_SAMPLING, which has the values of missing ones.
     default_sampling: Mapping[str, float] = field(default_factory=dict)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from dspark.bench.workloads.prompts import EncodedPrompt, Prompt
 from dspark.cli.measuring import check_concurrency, check_output, encode, quiet_libraries
 from dspark.cli.number_flags import add_temperature_flag, an_integer
-from dspark.cli.startup import add_checking_flags, add_model_argument, configure_log, settle
+from dspark.cli.startup import add_checking_flags, add_model_argument, settle
+from dspark.runtime.logs import configure_log
 from dspark.runtime.models import resolved_engine_config
 from dspark.runtime.text import load_text
 from engine import EngineConfig

@@ -1,27 +1,18 @@
-"""Loads the settings of a command line and configures the log."""
+"""Loads the settings of a command line."""
 
 import argparse
-import logging
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import SecretStr
-
-from dspark.runtime.models import silence_libraries
 from dspark.runtime.packaged import find_config
-from dspark.runtime.text import text_of
-from server.http.auth import KeyRing
 from server.settings.flags import settings_flags
 from server.settings.loading import load
 from server.settings.model_sources import DEMO_NAME
 from server.settings.names import Catalog, S
 from server.settings.rendering import effective_yaml
-from server.settings.schema import SERVING, Settings, SettingsError
+from server.settings.schema import SERVING, Settings
 from server.settings.sources import Assignment, read_flag
-
-_OURS = ("dspark", "server", "engine", "draft", "kv_pool")
 
 
 def add_checking_flags(parser: argparse.ArgumentParser) -> None:
@@ -82,38 +73,3 @@ def _not_looked_up(settings: Settings) -> str:
         if value is not None and value != DEMO_NAME and not Path(value).exists()
     ]
     return f"; models are looked up at start: {', '.join(left)}" if left else ""
-
-
-def configure_log(level: str) -> None:
-    """Log lines of this level to stderr; those of libraries from warnings on."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-        force=True,
-    )
-    for name in _OURS:
-        logging.getLogger(name).setLevel(level.upper())
-    silence_libraries()
-
-
-def keys_of(settings: Settings) -> KeyRing:
-    """Read the keys from their settings or files. Raises SettingsError for a file without one."""
-    server = settings.server
-    return KeyRing(
-        callers=_keys("api_key", server.api_key, server.api_key_file),
-        admins=_keys("admin_api_key", server.admin_api_key, server.admin_api_key_file),
-    )
-
-
-def _keys(name: str, given: Sequence[SecretStr] | None, file: str | None) -> tuple[str, ...]:
-    if given is not None:
-        return tuple(key.get_secret_value() for key in given)
-    if file is None:
-        return ()
-    lines = [line.strip() for line in text_of(file, f"server.{name}_file").splitlines()]
-    keys = tuple(line for line in lines if line and not line.startswith("#"))
-    if not keys:
-        raise SettingsError(f"server.{name}_file: found {file} empty; accepted: a key a line")
-    return keys

@@ -46,9 +46,14 @@ class TextGenerator:
         metrics: ServerMetrics,
         limits: TimeLimits,
         capacity: int | None = None,
+        replica: str | None = None,
     ) -> None:
-        """capacity: requests that the engine runs and queues; a longer list goes in portions."""
+        """capacity: requests that the engine runs and queues; a longer list goes in portions.
+
+        replica: begins the request ids of a deployment; `abort` accepts them without it too.
+        """
         self._capacity = capacity
+        self._replica = replica
         self._engine = engine
         self._text = text
         self._metrics = metrics
@@ -57,7 +62,8 @@ class TextGenerator:
 
     async def abort(self, name: str) -> int:
         """Abort the requests with this name; return how many there were."""
-        ids = [engine_id for engine_id, names in self._running.items() if name in names]
+        accepted = {name, f"{self._replica}-{name}"}
+        ids = [own for own, names in self._running.items() if not accepted.isdisjoint(names)]
         return sum([await self._engine.abort(engine_id) for engine_id in ids])
 
     async def generate(

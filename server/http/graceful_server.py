@@ -50,6 +50,7 @@ class GracefulServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http="h11",  # as TimedProtocol, whatever else is installed
+                loop="asyncio",  # also where an extra has installed another one
                 log_config=None,
                 access_log=False,
                 server_header=False,

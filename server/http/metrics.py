@@ -64,7 +64,9 @@ def outcome_of(status: int) -> str:
 class ServerMetrics:
     """The server's metrics, in a separate registry."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, replica: str | None = None) -> None:
+        """replica: a label of every sample; None: no such label."""
+        self._replica = replica
         self._registry = CollectorRegistry()
         self._histograms = {
             name: Histogram(_PREFIX + name, text, buckets=buckets, registry=self._registry)
@@ -106,7 +108,10 @@ class ServerMetrics:
         if status is not None:
             families.append(_context_kv_metric(status))
         families.append(_gauge("engine_up", "1 while the step loop runs.", float(is_healthy)))
-        return generate_latest(self._registry) + generate_latest(_Rendered(families))
+        families = [*self._registry.collect(), *families]
+        if self._replica is not None:
+            families = [_labelled(family, self._replica) for family in families]
+        return generate_latest(_Rendered(families))
 
 
 class RequestTimer:
@@ -157,6 +162,14 @@ def _alias(family: Metric) -> Metric:
     for sample in family.samples:
         alias.add_sample(sample.name.replace(_PREFIX, _VLLM, 1), sample.labels, sample.value)
     return alias
+
+
+def _labelled(family: Metric, replica: str) -> Metric:
+    """Add the label `replica` to every sample."""
+    family.samples = [
+        sample._replace(labels={**sample.labels, "replica": replica}) for sample in family.samples
+    ]
+    return family
 
 
 class _Rendered(Collector):

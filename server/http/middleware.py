@@ -22,19 +22,21 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}")
 class RequestIds:
     """Reads the client's X-Request-Id, or makes one, and returns it in the response.
 
-    Stores it as `request.state.request_id`. A value other than 1 to 128 visible ASCII characters
-    is replaced.
+    Stores it as `request.state.request_id`, after the name of the replica if there is one. A value
+    other than 1 to 128 visible ASCII characters is replaced.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, replica: str | None = None) -> None:
         self._app = app
+        self._replica = replica
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _ID.fullmatch(given) else uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        own_id = request_id if self._replica is None else f"{self._replica}-{request_id}"
+        scope.setdefault("state", {})["request_id"] = own_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

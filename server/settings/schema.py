@@ -19,6 +19,7 @@ from server.settings.base import (
     Text,
 )
 from server.settings.names import Catalog
+from server.settings.schema_deploy import DeploySection
 from server.settings.schema_server import ObservabilitySection, ServerSection
 
 __all__ = ["SERVING", "Settings", "SettingsError"]
@@ -303,6 +304,7 @@ class Settings(Section):
     attention: AttentionSection = Field(default_factory=lambda: AttentionSection())
     observability: ObservabilitySection = Field(default_factory=lambda: ObservabilitySection())
     device: DeviceSection = Field(default_factory=lambda: DeviceSection())
+    deploy: DeploySection = Field(default_factory=lambda: DeploySection())
 
 
 SERVING = Catalog(Settings, env_prefix="DSPARK__", reference="docs/settings.md")

@@ -37,6 +37,7 @@ class Command:
 
 COMMANDS: tuple[Command, ...] = (
     Command("serve", "serve a model over HTTP"),
+    Command("deploy", "serve a model with several replicas, on Ray Serve"),
     Command("generate", "generate text for one prompt on this terminal"),
     Command("batch", "answer a file of requests in OpenAI's batch format"),
     Command("bench", "measure speed, compare one path with another, or profile a round"),

@@ -16,7 +16,8 @@ from dspark.batch.batch_files import ResultFile, check_requests, read_requests
 from dspark.batch.running import answer
 from dspark.cli.number_flags import at_least_one
 from dspark.cli.prepared_pair import add_pair_flags
-from dspark.cli.startup import configure_log, settle
+from dspark.cli.startup import settle
+from dspark.runtime.logs import configure_log
 from dspark.runtime.models import resolved_engine_config, running_engine
 from dspark.runtime.service import server_options
 from dspark.runtime.text import load_text

@@ -19,8 +19,9 @@ from dspark.bench.report.cost_picture import cost_picture
 from dspark.bench.workloads.prompts import spread
 from dspark.cli.measuring import check_picture, progress_bar, prompts_in
 from dspark.cli.prepared_pair import prepare, require_draft
-from dspark.cli.startup import add_checking_flags, add_model_argument, configure_log, settle
+from dspark.cli.startup import add_checking_flags, add_model_argument, settle
 from dspark.demo.target import cached_demo_target
+from dspark.runtime.logs import configure_log
 from dspark.runtime.models import local_target, resolved_engine_config, running_engine
 from engine import LoadError
 from engine.model_setup.memory_plan import size_text

@@ -6,7 +6,8 @@ import sys
 from uuid import uuid4
 
 from dspark.cli.number_flags import add_temperature_flag, an_integer, at_least_one
-from dspark.cli.startup import add_checking_flags, configure_log, settle
+from dspark.cli.startup import add_checking_flags, settle
+from dspark.runtime.logs import configure_log
 from dspark.runtime.models import resolved_engine_config, running_engine
 from dspark.runtime.text import load_text
 from engine import EngineClient, EngineSamplingParams, Finish, Request, TokenEvent

@@ -8,20 +8,14 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI
 
-from dspark.cli.startup import (
-    add_checking_flags,
-    add_model_argument,
-    configure_log,
-    keys_of,
-    settle,
-)
+from dspark.cli.startup import add_checking_flags, add_model_argument, settle
+from dspark.runtime.logs import configure_log
 from dspark.runtime.models import resolved_engine_config, running_engine
-from dspark.runtime.service import served_name, server_options
+from dspark.runtime.service import keys_of, server_options, tracing
 from dspark.runtime.text import load_text
 from engine import EngineClient
 from engine.platform.host import load_average, runnable_threads, why_too_busy
@@ -31,7 +25,6 @@ from server.http.graceful_server import GracefulServer
 from server.http.listener import Listener
 from server.http.request_records import RequestRecord
 from server.http.tls import Certificate, certificate_of
-from server.http.tracing import otlp_exporter
 from server.options import ServerOptions
 from server.settings.flags import add_settings_flags
 from server.settings.schema import Settings
@@ -85,23 +78,6 @@ def warn_if_busy() -> None:
     )
     if reason is not None:
         logger.warning("%s", reason)
-
-
-@contextmanager
-def tracing(settings: Settings) -> Iterator[list[Callable[[RequestRecord], None]]]:
-    """Yield the receivers of request records, and send what they have buffered at the end.
-
-    Raises SettingsError without the packages that traces need.
-    """
-    endpoint = settings.observability.otlp_endpoint
-    if endpoint is None:
-        yield []
-        return
-    traces = otlp_exporter(endpoint, service_name=served_name(settings))
-    try:
-        yield [traces]
-    finally:
-        traces.close()
 
 
 def example(url: str, *, has_chat_template: bool, needs_key: bool) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from dspark.bench.workloads.prompts import Prompt, PromptFileError, spread
 from dspark.cli.measuring import encode, quiet_libraries
-from dspark.cli.startup import add_checking_flags, configure_log, load_or_print
+from dspark.cli.startup import add_checking_flags, load_or_print
+from dspark.runtime.logs import configure_log
 from dspark.runtime.models import resolved_target
 from dspark.runtime.progress import TerminalProgress
 from dspark.runtime.text import codec_of

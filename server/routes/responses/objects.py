@@ -38,13 +38,18 @@ class ResponseEncoder:
         logprobs: LogprobSerializer | None,
         count_tokens: Callable[[str], int],
         on_end: Callable[[Event], None],
+        replica: str | None = None,
     ) -> None:
-        """response: as `new_response` returns it. on_end gets the finished response."""
+        """response: as `new_response` returns it. on_end gets the finished response.
+
+        replica: as in `new_id`.
+        """
         self.response = response
         self._parser = parser
         self._logprobs = logprobs
         self._count_tokens = count_tokens
         self._on_end = on_end
+        self._replica = replica
         self._sequence = 0
         self._item: _OpenItem | None = None
         self._new_logprobs: list[object] = []  # of tokens whose text is still withheld
@@ -124,6 +129,7 @@ class ResponseEncoder:
 
     def _open(self, item: "_OpenItem") -> Iterator[Event]:
         yield from self._close("completed")
+        item.id = new_id(item.prefix, self._replica)
         self._item = item
         yield self._output_item("response.output_item.added", "in_progress", is_done=False)
         if item.part() is not None:
@@ -172,7 +178,7 @@ class _OpenItem:
     events: str  # beginning of the type of its text's events
 
     def __init__(self) -> None:
-        self.id = f"{self.prefix}_{uuid4().hex}"
+        self.id = ""  # of an item that is not open yet
         self.text = ""
 
     def part(self) -> Event | None:
@@ -270,6 +276,12 @@ _STATUS: Mapping[FinishReason, tuple[str, str, Event | None]] = {
     ),
     FinishReason.ABORT: ("cancelled", "response.incomplete", None),
 }
+
+
+def new_id(prefix: str, replica: str | None) -> str:
+    """Make an id; in a deployment it carries the name of its replica."""
+    own = uuid4().hex if replica is None else f"{replica}-{uuid4().hex}"
+    return f"{prefix}_{own}"
 
 
 def new_response(

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from uuid import uuid4
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -17,7 +16,7 @@ from server.routes import openapi_errors
 from server.routes.body_route import BodyRoute, JsonBody
 from server.routes.logprobs import LogprobSerializer
 from server.routes.responder import Responder
-from server.routes.responses.objects import Event, ResponseEncoder, new_response
+from server.routes.responses.objects import Event, ResponseEncoder, new_id, new_response
 from server.routes.responses.store import ResponseStore, StoredResponse, with_ids
 from server.routes.sse_dialects import responses_dialect
 from server.text.chat_template import ChatExtras
@@ -32,8 +31,12 @@ def responses_routes(
     text: TextCodec,
     served_name: str,
     store: ResponseStore,
+    replica: str | None = None,
 ) -> APIRouter:
-    """Create the routes. Responses are kept in the store, for the key that made them."""
+    """Create the routes. Responses are kept in the store, for the key that made them.
+
+    replica: name of this process in a deployment; ids carry it.
+    """
     router = APIRouter(prefix="/v1/responses", route_class=BodyRoute)
     serializer = LogprobSerializer(text=text.tokens)
 
@@ -52,7 +55,7 @@ def responses_routes(
         messages = chat_of([*history, *own], body.instructions)
         if not messages:
             raise ApiError("'input' must have a message; found reasoning alone", param="input")
-        response_id = f"resp_{uuid4().hex}"
+        response_id = new_id("resp", replica)
         chat = await chats.tokenize(
             messages,
             body,
@@ -72,7 +75,7 @@ def responses_routes(
         def keep(response: Event) -> None:
             if is_stored:
                 output = ITEMS.validate_python(response["output"])
-                inputs = with_ids(own, [f"item_{uuid4().hex}" for _ in own])
+                inputs = with_ids(own, [new_id("item", replica) for _ in own])
                 store.put(owner, StoredResponse(response, inputs, (*history, *own, *output)))
 
         encoder = ResponseEncoder(
@@ -81,6 +84,7 @@ def responses_routes(
             logprobs=serializer if body.logprob_options() is not None else None,
             count_tokens=lambda reasoning: len(text.encode(reasoning, add_special_tokens=False)),
             on_end=keep,
+            replica=replica,
         )
         store.begin(owner, encoder.response)
         end = partial(store.end, owner, response_id)

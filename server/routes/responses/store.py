@@ -141,7 +141,7 @@ def with_ids(items: Iterable[Item], ids: Sequence[str]) -> list[dict[str, Any]]:
 def _not_found(what: str, param: str) -> ApiError:
     return ApiError(
         f"{what} is kept for this key: it was deleted, not stored ('store': false), dropped for "
-        "later ones (server.responses_store), or made before the server started",
+        "later ones (server.responses_store), or made by a server or replica that has ended",
         status=404,
         param=param,
         code="response_not_found",

@@ -21,7 +21,6 @@ import httpx
 import pytest
 from huggingface_hub import constants
 
-from dspark.cli import startup as starting
 from dspark.cli.commands import COMMANDS, generate, serve
 from dspark.cli.main import main
 from dspark.runtime import service
@@ -94,7 +93,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     [
         (["srve"], 2, "dspark: unknown command srve; did you mean serve?"),
         (["--versoin"], 2, "dspark: unknown command --versoin; did you mean --version?"),
-        (["xyz"], 2, "dspark: unknown command xyz; accepted: serve, generate,"),
+        (["xyz"], 2, "dspark: unknown command xyz; accepted: serve, deploy,"),
         (["serve", "--speculative.algorithm", "none"], 2, "dspark: model.path is missing"),
         (
             ["serve", "--prot", "1"],
@@ -500,9 +499,9 @@ def settings_of(*argv: str) -> object:
 )
 def test_a_model_is_served_under_the_name_of_its_folder_or_hub_id(path: str, name: str) -> None:
     flags = ["speculative.algorithm", "none", "model.path", path]
-    assert serve.served_name(settings_of(*flags)) == name  # type: ignore[arg-type]
+    assert service.served_name(settings_of(*flags)) == name  # type: ignore[arg-type]
     named = settings_of(*flags, "model.served_name", "mine")
-    assert serve.served_name(named) == "mine"  # type: ignore[arg-type]
+    assert service.served_name(named) == "mine"  # type: ignore[arg-type]
 
 
 def test_a_symbolic_link_to_a_model_is_served_under_its_name(tmp_path: Path) -> None:
@@ -510,7 +509,7 @@ def test_a_symbolic_link_to_a_model_is_served_under_its_name(tmp_path: Path) -> 
     (tmp_path / "my-model").symlink_to(tmp_path / "0123abc")
     for path in (tmp_path / "my-model", f"{tmp_path}/my-model/", tmp_path / "0123abc/../my-model"):
         flags = ["speculative.algorithm", "none", "model.path", str(path)]
-        assert serve.served_name(settings_of(*flags)) == "my-model"  # type: ignore[arg-type]
+        assert service.served_name(settings_of(*flags)) == "my-model"  # type: ignore[arg-type]
 
 
 def test_options_of_the_service_come_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -534,17 +533,17 @@ def test_keys_are_read_from_a_file_one_per_line(tmp_path: Path) -> None:
     file.write_text("# the team's\n  hunter2\n\nhunter3\n")
     flags = ["model.path", "a/b", "speculative.algorithm", "none"]
     with_file = settings_of(*flags, "server.admin_api_key_file", str(file))
-    assert starting.keys_of(with_file).admins == ("hunter2", "hunter3")  # type: ignore[arg-type]
-    assert starting.keys_of(settings_of(*flags)) == KeyRing()  # type: ignore[arg-type]
+    assert service.keys_of(with_file).admins == ("hunter2", "hunter3")  # type: ignore[arg-type]
+    assert service.keys_of(settings_of(*flags)) == KeyRing()  # type: ignore[arg-type]
     file.write_text("# no key yet\n")
     with pytest.raises(SettingsError, match=r"^server\.admin_api_key_file: found .* empty"):
-        starting.keys_of(with_file)  # type: ignore[arg-type]
+        service.keys_of(with_file)  # type: ignore[arg-type]
 
 
 def test_one_flag_takes_several_keys() -> None:
     flags = ["model.path", "a/b", "speculative.algorithm", "none"]
     settings = settings_of(*flags, "server.api_key", "one, two")
-    assert starting.keys_of(settings).callers == ("one", "two")  # type: ignore[arg-type]
+    assert service.keys_of(settings).callers == ("one", "two")  # type: ignore[arg-type]
 
 
 def test_a_key_in_the_example_is_a_place_to_fill_in() -> None:
