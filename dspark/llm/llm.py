@@ -76,11 +76,13 @@ class _Prepared:
 
     def completion(self, outputs: Sequence[CompletionOutput]) -> Completion:
         """Put the choices' outputs together."""
-        first, with_prompt = outputs[0], self.body.fields.logprob_start_len >= 0
+        first, params = outputs[0], self.requests[0].params
         return Completion(
             prompt=self.body.prompt,
             prompt_token_ids=self.requests[0].prompt_ids,
-            prompt_logprobs=first.prompt_logprobs if with_prompt else None,
+            prompt_logprobs=(
+                first.prompt_logprobs if params.prompt_logprobs_from is not None else None
+            ),
             num_cached_tokens=first.finish.num_cached_tokens,
             choices=tuple(
                 choice_of(i, output, self.new_parser(), with_logprobs=self.with_logprobs)

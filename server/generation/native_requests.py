@@ -30,7 +30,7 @@ async def tokenize_native(
             names=_names(body, i, request_id),
             field=FieldNames(f"{param}.{i}" if body.is_list else param, prefix),
             extras=extras,
-            logprobs=body.logprob_options(i),
+            logprobs=body.logprob_options(i, scores_only=params.max_new_tokens == 0),
         )
         grammar = OutputGrammar.of_content(params.grammar_spec(prefix))
         tokenized = await input_processor.with_grammar(tokenized, grammar)

@@ -271,6 +271,8 @@ def check_continuation(messages: Sequence[Message] | None, fields: Continuation)
     name = "continue_final_message"
     if not fields.continue_final_message:
         return
+    if fields.add_generation_prompt:
+        raise field_error("kind", name, "and 'add_generation_prompt' exclude each other; send one")
     if not messages or messages[-1].role != "assistant":
         raise field_error("kind", name, "needs a last message of role 'assistant'")
     if not messages[-1].for_template()["content"].strip():

@@ -152,7 +152,8 @@ class GenerateBody(Body):
     cache_salt: CacheSalt | None = None  # shares computed prefixes with the same salt alone
     stream: bool = False
     return_logprob: bool = False  # this and the next three apply to all prompts
-    logprob_start_len: int = Field(-1, ge=-1)  # first prompt position; -1: no prompt logprobs
+    # First prompt position with logprobs; -1: none; None: all of a prompt that is only scored.
+    logprob_start_len: int | None = Field(None, ge=-1)
     top_logprobs_num: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
     token_ids_logprob: Annotated[
         _Nothing
@@ -174,11 +175,18 @@ class GenerateBody(Body):
         prompt = self.input_ids if self.input_ids is not None else self.messages
         return prompt is not None and isinstance(prompt[0], list)
 
-    def logprob_options(self, index: int = 0) -> LogprobOptions | None:
-        """Return the log probabilities that are requested of prompt number `index`."""
+    def logprob_options(
+        self, index: int = 0, *, scores_only: bool = False
+    ) -> LogprobOptions | None:
+        """Return the log probabilities that are requested of prompt number `index`.
+
+        scores_only: it has no output.
+        """
         if not self.return_logprob:
             return None
         start, ids = self.logprob_start_len, self.token_ids_logprob or []
+        if start is None:
+            start = 0 if scores_only else -1
         own = ids[index] if ids and isinstance(ids[0], list) else ids
         token_ids = tuple(token_id for token_id in own if isinstance(token_id, int))
         return LogprobOptions(self.top_logprobs_num, start if start >= 0 else None, token_ids)
@@ -250,7 +258,7 @@ class TokenizeBody(Body):
     messages: Messages | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     add_special_tokens: bool | None = None  # of a text, by default true; not of messages
-    add_generation_prompt: bool = True  # of messages
+    add_generation_prompt: bool | None = None  # of messages; true unless one is continued
     continue_final_message: bool = False  # of messages
     return_token_strs: bool | None = None
 

@@ -40,7 +40,7 @@ class NativeLogprobs:
             return {}
         output = [(entry.token_id, entry) for entry in logprobs]
         prompt: list[tuple[int, TokenLogprob | None]] = [(e.token_id, e) for e in prompt_logprobs]
-        if self._options.prompt_from == 0 and not is_continuation:
+        if tokenized.params.prompt_logprobs_from == 0 and not is_continuation:
             prompt.insert(0, (tokenized.prompt_ids[0], None))
         fields: dict[str, object] = {}
         for name, entries in (("input", prompt), ("output", output)):

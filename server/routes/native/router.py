@@ -67,7 +67,7 @@ def native_routes(
         extras = ChatExtras(
             template_kwargs=body.chat_template_kwargs or {},
             continue_final_message=body.continue_final_message,
-            add_generation_prompt=body.add_generation_prompt,
+            add_generation_prompt=body.add_generation_prompt is not False,
         )
         tokens = [
             await input_processor.encode(

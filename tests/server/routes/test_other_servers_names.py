@@ -105,6 +105,15 @@ def test_no_new_tokens_score_the_prompt(connect: Connect, stream: bool) -> None:
     assert meta["output_token_logprobs"] == []
 
 
+def test_a_prompt_that_is_only_scored_has_all_logprobs_by_default(connect: Connect) -> None:
+    body = {"text": "hi", "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
+    meta = connect().post("/generate", json=body).json()["meta_info"]
+    assert len(meta["input_token_logprobs"]) == meta["prompt_tokens"]
+    body["logprob_start_len"] = -1
+    meta = connect().post("/generate", json=body).json()["meta_info"]
+    assert meta["input_token_logprobs"] == []
+
+
 def test_no_tokens_with_echo_score_the_prompt(connect: Connect) -> None:
     client = connect()
     body: dict[str, Any] = {"prompt": "hi", "max_tokens": 0, "echo": True, "logprobs": 1}
@@ -156,6 +165,11 @@ def test_a_chat_continues_the_last_message(connect: Connect) -> None:
     }
     assert client.post("/v1/chat/completions", json=body).status_code == 200
     assert bytes(i for i in engine.requests[0].prompt_ids if i < 256).endswith(b"assistant: I am")
+    both = {**body, "add_generation_prompt": True}
+    for route in ("/v1/chat/completions", "/tokenize"):
+        error = error_of(client.post(route, json=both))
+        assert error["param"] == "continue_final_message"
+        assert "exclude each other" in error["message"]
     body["messages"] = [USER]
     error = error_of(client.post("/v1/chat/completions", json=body))
     assert error["param"] == "continue_final_message"
