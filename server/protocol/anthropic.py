@@ -216,7 +216,8 @@ class CountBody(Body):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # the earlier name of output_config.format
-    thread: JsonObject | None = None  # never served; refused in the form that clients know
+    # Never served; refused in the form that clients know.
+    thread: JsonObject | None = Field(None, json_schema_extra={"type": "null"})
 
     def reasoning(self) -> ReasoningRequest | None:
         """Return what the request says about reasoning; None if nothing."""

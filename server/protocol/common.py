@@ -3,7 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from server.errors.validation_errors import field_error
 from server.protocol.base import Body, Text, item_count
@@ -50,7 +58,8 @@ class TextPart(Body):
 class Message(Body):
     """One chat message. Its content is text, or a list of text parts.
 
-    An assistant message that only calls tools has no content.
+    Only an assistant message that calls tools may have no content. Only the assistant's have
+    tool_calls and reasoning_content, and only a tool's has tool_call_id.
     """
 
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
@@ -144,10 +153,11 @@ TemplateKwargs = Annotated[
 ]
 
 
-Stops = Annotated[list[Text], item_count(_MAX_STOPS)]
+StopText = Annotated[Text, WithJsonSchema({"type": "string", "minLength": 1})]
+Stops = Annotated[list[StopText], item_count(_MAX_STOPS)]
 OneOrMoreStops = Annotated[
     Annotated[None, Tag("<none>")]
-    | Annotated[Text, Tag("<stop>")]
+    | Annotated[StopText, Tag("<stop>")]
     | Annotated[Stops, Tag("<stops>")],
     Discriminator(
         lambda value: _branch(value, {type(None): "<none>", str: "<stop>", list: "<stops>"}),
@@ -162,7 +172,7 @@ class SamplingFields(Body):
 
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = None
+    top_k: int | None = Field(None, json_schema_extra={"minimum": -1})
     min_p: float | None = Field(None, ge=0, le=1)
     seed: Seed | None = None
     stop: OneOrMoreStops = None

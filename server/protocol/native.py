@@ -91,7 +91,11 @@ LogprobIds = Annotated[list[TokenId], item_count(MAX_LOGPROB_TOKEN_IDS)]
 
 
 class GenerateBody(Body):
-    """Exactly one of text, input_ids and messages; a list of prompts returns a list."""
+    """Exactly one of text, input_ids and messages; a list of prompts returns a list.
+
+    Lists of sampling_params, rid and token_ids_logprob need a list of prompts of the same length.
+    return_rounds needs stream, and chat_template_kwargs needs messages.
+    """
 
     IGNORED = frozenset({"model"})
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
@@ -228,6 +232,8 @@ class GenerateBody(Body):
 
 
 class AbortBody(Body):
+    """Exactly one of rid and `abort_all: true`."""
+
     rid: RequestId | None = None
     abort_all: bool = False
 

@@ -54,7 +54,10 @@ class StreamOptions(Body):
 
 
 class OpenAIBody(OptionFields, OpenAIGrammarFields, PriorityField):
-    """Fields of both completions and chat completions."""
+    """Fields of both completions and chat completions.
+
+    stream_options and return_rounds need stream. At most one field sets a grammar.
+    """
 
     IGNORED = _NO_EFFECT
 
@@ -123,6 +126,11 @@ _AtMost = item_count(MAX_PROMPTS)
 
 
 class CompletionBody(OpenAIBody):
+    """A prompt, or a list of them. stream_options and return_rounds need stream.
+
+    At most one field sets a grammar. max_tokens 0 needs echo or prompt_logprobs.
+    """
+
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **_UNSERVED,
         "best_of": (1,),
@@ -171,6 +179,13 @@ class CompletionBody(OpenAIBody):
 
 
 class ChatBody(OpenAIBody, ToolFields):
+    """A chat. stream_options and return_rounds need stream, and top_logprobs needs logprobs.
+
+    At most one field sets a grammar; max_tokens and max_completion_tokens are two names of one
+    limit. continue_final_message needs a last message of the assistant, and excludes
+    add_generation_prompt.
+    """
+
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **_UNSERVED,
         "functions": ([],),

@@ -26,6 +26,7 @@ from server.protocol.engine_options import (
 from server.protocol.structured_output import grammar_of
 from server.protocol.tools import (
     MAX_TOOLS,
+    TOOL_CHOICE_SCHEMA,
     CalledFunction,
     FunctionBody,
     ToolBody,
@@ -249,7 +250,7 @@ class ResponsesBody(PriorityField):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     tools: Annotated[list[ResponsesTool], item_count(MAX_TOOLS)] | None = None
-    tool_choice: Any = None
+    tool_choice: Any = Field(None, json_schema_extra=TOOL_CHOICE_SCHEMA)
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     num_draft_tokens: int | None = Field(None, ge=0)  # the most that a round verifies; 0: no draft

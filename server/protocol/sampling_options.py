@@ -29,8 +29,13 @@ class OptionFields(GrammarFields):
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: Annotated[dict[str, Any], Field(max_length=_MAX_BIASES)] | None = (
-        None  # token ids as strings, because JSON keys are strings
+    # Token ids are strings, because JSON keys are strings.
+    logit_bias: Annotated[dict[str, Any], Field(max_length=_MAX_BIASES)] | None = Field(
+        None,
+        json_schema_extra={
+            "propertyNames": {"pattern": "^[0-9]{1,18}$"},
+            "additionalProperties": {"type": "number", "minimum": -_BIAS, "maximum": _BIAS},
+        },
     )
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     num_draft_tokens: int | None = Field(None, ge=0)  # the most that a round verifies; 0: no draft

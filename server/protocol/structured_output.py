@@ -16,16 +16,35 @@ _MAX_STRUCTURES = 64  # fields of structured_outputs
 Source = tuple[GrammarKind | Literal["json_object"], str, Any]  # kind, the field's name, value
 
 
+# How the OpenAPI document describes fields that are validated by hand.
+_SCHEMA: Any = {
+    "type": ["object", "boolean", "string", "null"],
+    "contentMediaType": "application/json",
+}
+_NOT_EMPTY: Any = {"minLength": 1}
+_CHOICES: Any = {"minItems": 1, "items": _NOT_EMPTY}
+_FORMAT: Any = {
+    "properties": {
+        "name": {"type": ["string", "null"]},
+        "description": {"type": ["string", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+        "schema": {"type": ["object", "boolean", "null"]},
+    },
+    "additionalProperties": False,
+}
+
 Choices = Annotated[list[Text], item_count(MAX_CHOICES)]
 
 
 class GrammarFields(SamplingFields):
     """Grammar fields; a request may have one grammar."""
 
-    json_schema: Any = None  # a schema, or its JSON as text
-    regex: Text | None = None  # of the whole output
-    ebnf: Text | None = None  # GBNF (`root ::= ...`) or Lark (`start: ...`)
-    choice: Choices | None = None  # the output is one of these
+    json_schema: Any = Field(None, json_schema_extra=_SCHEMA)  # a schema, or its JSON as text
+    regex: Text | None = Field(None, json_schema_extra=_NOT_EMPTY)  # of the whole output
+    # GBNF (`root ::= ...`) or Lark (`start: ...`)
+    ebnf: Text | None = Field(None, json_schema_extra=_NOT_EMPTY)
+    # The output is one of these.
+    choice: Choices | None = Field(None, json_schema_extra=_CHOICES)
 
     def grammar_sources(self) -> Iterator[Source]:
         """Yield every grammar field; the value is None where it is not set."""
@@ -57,8 +76,10 @@ class GrammarFields(SamplingFields):
 
 
 class ResponseFormat(Body):
+    """The form of the text. json_schema is required with that type, and only accepted there."""
+
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonObject | None = None
+    json_schema: JsonObject | None = Field(None, json_schema_extra=_FORMAT)
 
     def sources(self) -> Iterator[Source]:
         if self.type == "json_object":
@@ -99,13 +120,21 @@ _STRUCTURED: dict[str, GrammarKind | Literal["json_object"]] = {
 }
 
 
+_STRUCTURES: Any = {
+    "properties": {name: {} for name in _STRUCTURED},
+    "additionalProperties": {"enum": [None, False]},
+}
+
+
 class OpenAIGrammarFields(GrammarFields):
     response_format: ResponseFormat | None = None
-    structured_outputs: Annotated[dict[str, Any], Field(max_length=_MAX_STRUCTURES)] | None = None
-    guided_json: Any = None
-    guided_regex: Text | None = None
-    guided_grammar: Text | None = None
-    guided_choice: Choices | None = None
+    structured_outputs: Annotated[dict[str, Any], Field(max_length=_MAX_STRUCTURES)] | None = Field(
+        None, json_schema_extra=_STRUCTURES
+    )
+    guided_json: Any = Field(None, json_schema_extra=_SCHEMA)
+    guided_regex: Text | None = Field(None, json_schema_extra=_NOT_EMPTY)
+    guided_grammar: Text | None = Field(None, json_schema_extra=_NOT_EMPTY)
+    guided_choice: Choices | None = Field(None, json_schema_extra=_CHOICES)
 
     def grammar_sources(self) -> Iterator[Source]:
         yield from super().grammar_sources()

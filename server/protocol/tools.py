@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.errors.validation_errors import field_error, quote
@@ -16,7 +16,17 @@ from server.structured_output.grammar_spec import GrammarSpec
 
 MAX_TOOLS = 256
 
-ToolName = Annotated[Text, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.\-]+$")]
+ToolName = Annotated[
+    Text,
+    Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.\-]+$"),
+    WithJsonSchema(
+        {"type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[A-Za-z0-9_.-]+$"}
+    ),
+]
+# How the OpenAPI document describes a tool_choice, which is validated by hand.
+TOOL_CHOICE_SCHEMA: Any = {
+    "anyOf": [{"enum": ["none", "auto", "required", None]}, {"type": "object"}]
+}
 
 
 class FunctionBody(Body):
@@ -220,7 +230,7 @@ class ToolFields(Body):
     PARAMETERS_FIELD: ClassVar[str] = "function.parameters"  # of a tool
 
     tools: Tools | None = None
-    tool_choice: Any = None
+    tool_choice: Any = Field(None, json_schema_extra=TOOL_CHOICE_SCHEMA)
     parallel_tool_calls: bool | None = None
 
     @property
