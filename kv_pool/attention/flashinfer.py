@@ -46,7 +46,7 @@ class PagedWrapper(Protocol):
         **kind: Any,
     ) -> None: ...
 
-    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor: ...
+    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> Tensor: ...
 
 
 # Takes the constructor's arguments: workspace, "NHD", and the buffers of a graph by name.
@@ -362,7 +362,9 @@ def _run(
     wrapper: PagedWrapper, query: Tensor, keys: Tensor, values: Tensor, page_size: int
 ) -> Tensor:
     pages = tuple(x.view(-1, page_size, *x.shape[1:]) for x in (keys, values))
-    return wrapper.run(query.contiguous(), (pages[0], pages[1]))
+    query = query.contiguous()
+    # Without `out` the wrapper fills its result with zeros first, in a kernel of each layer.
+    return wrapper.run(query, (pages[0], pages[1]), out=torch.empty_like(query))
 
 
 def load_wrapper() -> MakeWrapper:

@@ -225,8 +225,8 @@ def test_page_ids_are_on_the_device_and_lengths_on_the_host_when_it_plans() -> N
         def plan(self, *arrays: Tensor, **kind: object) -> None:
             kinds.append([array.device.type for array in arrays])
 
-        def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
-            return q
+        def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> Tensor:
+            return out
 
     meta = torch.device("meta")
     backend = FlashInferAttention(

@@ -81,14 +81,15 @@ class FakeWrapper:
         self._dtypes = (q_data_type, kv_data_type)
         self.num_plans += 1
 
-    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> Tensor:
         keys, values = paged_kv_cache
         num_heads, num_kv_heads, head_dim = self._heads
         assert q.shape[1:] == (num_heads, head_dim)
         assert keys.shape[1:] == (self._page_size, num_kv_heads, head_dim)
         assert (q.dtype, keys.dtype) == self._dtypes
         qo_indptr, kv_indptr, kv_indices, last_page_len = self._arrays
-        out = torch.zeros_like(q)
+        assert (out.shape, out.dtype, out.device) == (q.shape, q.dtype, q.device)
+        out.fill_(float("nan"))  # as uninitialised memory may be
         for b in range(len(qo_indptr) - 1):
             rows = slice(int(qo_indptr[b]), int(qo_indptr[b + 1]))
             pages = kv_indices[int(kv_indptr[b]) : int(kv_indptr[b + 1])].long()
