@@ -113,7 +113,9 @@ def describe_layers(model: nn.Module) -> TargetDescription:
     """Describe a model, int8 or not. Raises CpuKernelsUnavailable for what decoder.h lacks."""
     try:
         return _describe(model)
-    except AttributeError as error:
+    except CpuKernelsUnavailable:
+        raise
+    except Exception as error:  # modules of any kind are called here
         raise CpuKernelsUnavailable(f"it is built in another way: {error}") from error
 
 
@@ -122,9 +124,12 @@ def rotary_table(target: TargetDescription, max_len: int) -> tuple[Tensor, Tenso
 
     Raises CpuKernelsUnavailable where they depend on the length of the text.
     """
-    tables = [_rotary_rows(target.rotary, kind, max_len) for kind in target.rotary_kinds]
+    device = target.embedding.device
+    tables = [_rotary_rows(target.rotary, kind, max_len, device) for kind in target.rotary_kinds]
     for kind, table in zip(target.rotary_kinds, tables, strict=True):
-        short = _rotary_rows(target.rotary, kind, 2)  # long first: a module may keep the factors
+        short = _rotary_rows(
+            target.rotary, kind, 2, device
+        )  # long first: a module may keep the factors
         if not all(torch.equal(a[:2], b) for a, b in zip(table, short, strict=True)):
             raise CpuKernelsUnavailable("its rotation depends on the length of the text")
     cosines, sines = zip(*tables, strict=True)
@@ -148,7 +153,8 @@ def _describe(model: nn.Module) -> TargetDescription:
     by_length = "layer_type" in inspect.signature(backbone.rotary_emb.forward).parameters
     kinds = tuple(config.layer_types) if by_length else (None,) * len(layers)
     rotary_kinds = tuple(dict.fromkeys(kinds))
-    widths = [_rotary_rows(backbone.rotary_emb, kind, 1)[0].shape[-1] for kind in kinds]
+    device = embedding.weight.device
+    widths = [_rotary_rows(backbone.rotary_emb, kind, 1, device)[0].shape[-1] for kind in kinds]
     with _observable(model):
         observed = [
             _observe(layer.self_attn, embedding.weight, width)
@@ -298,7 +304,7 @@ def _norm_factors(norm: nn.Module) -> Tensor:
     """Return what an RMS norm multiplies by: its weight, or 1 + its weight."""
     plain = copy.deepcopy(norm).float()
     weight = plain.get_parameter("weight").detach()
-    rows = torch.randn(4, len(weight), generator=torch.Generator().manual_seed(0))
+    rows = torch.randn(4, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.device)
     found = plain(rows)
     for factors in (weight, 1 + weight):
         expected = F.rms_norm(rows, factors.shape, factors, _eps(norm))
@@ -316,9 +322,12 @@ def _activation(mlp: Any) -> int:
     raise CpuKernelsUnavailable(f"its activation is {type(function).__name__}")
 
 
-def _rotary_rows(rotary: Any, kind: str | None, count: int) -> tuple[Tensor, Tensor]:
+def _rotary_rows(
+    rotary: Any, kind: str | None, count: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     options = {} if kind is None else {"layer_type": kind}
-    cosine, sine = rotary(torch.empty(1, count, 1), torch.arange(count)[None], **options)
+    positions = torch.arange(count, device=device)[None]
+    cosine, sine = rotary(torch.empty(1, count, 1, device=device), positions, **options)
     return cosine[0].contiguous(), sine[0].contiguous()
 
 
@@ -373,8 +382,8 @@ def _observable(model: nn.Module) -> Iterator[None]:
 def _observe(attention: nn.Module, embedding: Tensor, rotary_dim: int) -> _Observed:
     """Call a layer's attention without and with a rotation, and see what it passes on."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 2, embedding.shape[1], generator=generator).to(embedding.dtype)
-    cosine, sine = torch.randn(2, 1, 2, rotary_dim, generator=generator).to(embedding.dtype)
+    x = torch.randn(1, 2, embedding.shape[1], generator=generator).to(embedding)
+    cosine, sine = torch.randn(2, 1, 2, rotary_dim, generator=generator).to(embedding)
     recorder = _Recorder()
     try:
         with attending_with(recorder):

@@ -11,52 +11,21 @@ from engine.cpu_kernels.compiling import CpuKernelsUnavailable
 from engine.cpu_kernels.decoder import CpuDecoder
 from engine.cpu_kernels.target_layers import describe_layers, rotary_table, why_unsupported
 from engine.loading.quantization import quantise
-from engine.loading.target import LoadedTarget, dense_reference, describe_target
+from engine.loading.target import LoadedTarget, dense_reference
 from engine.runner.batch import batch_of_rows
 from kv_pool import KVLayout, KVPool, KVShape
 from tests.support.engine.cpu_kernels import kernels_or_skip
+from tests.support.engine.described_families import (
+    DESCRIBED,
+    MAX_LEN,
+    described_model,
+    described_target,
+)
 from tests.support.engine.families import FAMILIES, VOCAB, WINDOW
 from tests.support.engine.tiny_models import CPU, tiny_engine
 
 LENGTH = WINDOW + 40
-MAX_LEN = 100
 TAPS = (-1, 0, 2)
-# What tells a family from Llama, in fields that the tiny models leave at neutral values.
-CHANGES: dict[str, dict[str, Any]] = {
-    "Granite": {
-        "attention_multiplier": 0.2,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 2.0,
-    },
-    "Phi-3": {
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.5,
-        }
-    },
-    "SmolLM 3": {"no_rope_layers": [1, 0, 1]},
-}
-DESCRIBED = [
-    *("CWM", "EXAONE 4", "Gemma", "Gemma 3", "Granite", "Llama", "Ministral", "Mistral"),
-    *("OLMo 2", "OLMo 3", "Phi-3", "Qwen 2", "Qwen 3", "Seed-OSS", "SmolLM 3"),
-]
-
-
-def _model(name: str) -> nn.Module:
-    """Build a family's tiny model with heads that kernels read, and norms that matter."""
-    wide = {"hidden_size": 64, "head_dim": 16}
-    model = FAMILIES[name].model(**wide, **CHANGES.get(name, {}))
-    torch.manual_seed(1)
-    for parameter in model.parameters():
-        if parameter.ndim == 1:
-            parameter.data += 0.2 * torch.randn_like(parameter)
-    return model
-
-
-def _target(name: str, dtype: torch.dtype = torch.float32) -> LoadedTarget:
-    return describe_target(_model(name).to(dtype), max_len=MAX_LEN, dtype=dtype)
 
 
 def _run(target: LoadedTarget, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,7 +57,7 @@ def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("name", DESCRIBED)
 @torch.inference_mode()
 def test_a_described_family_computes_what_transformers_computes(name: str) -> None:
-    target = _target(name)
+    target = described_target(name)
     ids = torch.arange(LENGTH) * 7919 % VOCAB
     expected, expected_taps = dense_reference(target.model, TAPS, ids[None])
     logits, taps = _run(target, ids)
@@ -100,7 +69,7 @@ def test_a_described_family_computes_what_transformers_computes(name: str) -> No
 @torch.inference_mode()
 def test_int8_matrices_of_a_described_family_compute_what_pytorch_computes(name: str) -> None:
     config = EngineConfig(target="tiny", quantization="int8")
-    target = quantise(config, _target(name), CPU)
+    target = quantise(config, described_target(name), CPU)
     ids = torch.arange(LENGTH) * 7919 % VOCAB
     expected, expected_taps = dense_reference(target.model, TAPS, ids[None])
     logits, taps = _run(target, ids)
@@ -112,7 +81,7 @@ def test_int8_matrices_of_a_described_family_compute_what_pytorch_computes(name:
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_an_engine_runs_a_described_family_by_kernels(name: str, quantization: str) -> None:
     kernels_or_skip()
-    engine = tiny_engine(target=_target(name), quantization=quantization).engine
+    engine = tiny_engine(target=described_target(name), quantization=quantization).engine
     details: Any = engine.info.details["target"]
     assert details["small_steps"] == {"path": "native", "reason": None}
 
@@ -140,8 +109,12 @@ def test_a_family_with_other_layers_has_a_reason(name: str, reason: str) -> None
 
 
 def test_layers_without_rotation_and_with_another_base_are_told_apart() -> None:
-    assert [layer.rotation for layer in describe_layers(_model("SmolLM 3")).layers] == [0, -1, 0]
-    gemma = describe_layers(_model("Gemma 3"))
+    assert [layer.rotation for layer in describe_layers(described_model("SmolLM 3")).layers] == [
+        0,
+        -1,
+        0,
+    ]
+    gemma = describe_layers(described_model("Gemma 3"))
     assert [layer.rotation for layer in gemma.layers] == [0, 1, 0]
     assert [layer.window for layer in gemma.layers] == [WINDOW, 0, WINDOW]
 
