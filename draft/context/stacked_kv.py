@@ -101,9 +101,9 @@ class StackedKV:
         # Inference tensors could not be changed in place outside of inference mode.
         with torch.inference_mode(False), torch.no_grad():
             projections = _projections(attentions)
-            weight = _gather(projections, "weight")
-            bias = _gather(projections, "bias") if projections[0].bias is not None else None
-            norm = _gather([a.k_norm for a in attentions], "weight")
+            weight = gather_rows(projections, "weight")
+            bias = gather_rows(projections, "bias") if projections[0].bias is not None else None
+            norm = gather_rows([a.k_norm for a in attentions], "weight")
         first = attentions[0]
         return cls(
             weight=weight,
@@ -160,7 +160,7 @@ class StackedKV:
         return keys.view(values.shape).transpose(0, 1), values.transpose(0, 1)
 
 
-def _gather(owners: Sequence[nn.Module], name: str) -> Tensor:
+def gather_rows(owners: Sequence[nn.Module], name: str) -> Tensor:
     """Concatenate the owners' parameters; each parameter becomes a view of its rows."""
     parameters = [cast(nn.Parameter, getattr(owner, name)) for owner in owners]
     storage = torch.cat([p.detach() for p in parameters])

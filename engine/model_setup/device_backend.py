@@ -31,6 +31,7 @@ class DeviceBackend:
     context_reason: str | None  # why context_kernel is None
     capturer: GraphCapturer | None
     graphs_reason: str | None  # why capturer is None
+    fuses_layers: bool = False  # Triton kernels run the target's layers, if they agree with it
 
     def slower(self, model: str, problem: object, device: torch.device) -> "DeviceBackend":
         """Replace an attention that fails for a model ("target" or "draft") by the next best one.
@@ -81,6 +82,7 @@ def choose_device_backend(config: EngineConfig, device: torch.device) -> DeviceB
         context_reason=kernel_reason,
         capturer=CudaCapturer(device) if graphs_reason is None else None,
         graphs_reason=graphs_reason,
+        fuses_layers=config.native_kernels != "off" and kernel is not None,
     )
 
 

@@ -73,6 +73,7 @@ def make_model_passes(
         tap_layers=models.tap_layers,
         cpu_kernels=models.path.cpu_kernels,
         attention=attention,
+        fused=models.path.fused,
     )
     max_len = served_len(
         model_len=models.target.max_len,
@@ -100,7 +101,12 @@ def _record_graphs(
         target=eager,
         proposer=proposer,
         make_target=lambda attention: make_target(
-            models.target, pool, tap_layers=models.tap_layers, cpu_kernels=None, attention=attention
+            models.target,
+            pool,
+            tap_layers=models.tap_layers,
+            cpu_kernels=None,
+            attention=attention,
+            fused=models.path.fused,
         ),
         make_attention=lambda: device_backend.make_attention(config.page_size),
         capturer=device_backend.capturer,

@@ -3,6 +3,7 @@
 import copy
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,8 +21,11 @@ from engine.model_setup.target_check import (
     run_alone,
 )
 from engine.platform.host import available_memory_bytes
-from engine.runner.target_model import TargetModel
+from engine.runner.target_model import PackedDecoder, TargetModel
 from kv_pool import AttentionBackend, KVPool
+
+if TYPE_CHECKING:
+    from engine.fused_layers.fused_decoder import FusedLayers
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +36,14 @@ class TargetPath:
 
     check: TargetCheck
     device_backend: DeviceBackend  # with the attention that passed the check
-    cpu_kernels: CpuKernels | None  # None: transformers runs every step
-    reason: str | None  # why cpu_kernels is None
+    cpu_kernels: CpuKernels | None  # None: they run no step
+    reason: str | None  # why transformers runs every step; None if it does not
+    fused: "FusedLayers | None" = None  # Triton kernels that run every step
 
     @property
     def name(self) -> str:
+        if self.fused is not None:
+            return "triton"
         return "native" if self.cpu_kernels is not None else "transformers"
 
 
@@ -59,7 +66,10 @@ def choose_path(
     """
 
     def check(
-        chosen: DeviceBackend, with_kernels: CpuKernels | None, expected: DenseReference = reference
+        chosen: DeviceBackend,
+        with_kernels: CpuKernels | None,
+        expected: DenseReference = reference,
+        fused: "FusedLayers | None" = None,
     ) -> TargetCheck:
         return check_target(
             expected,
@@ -68,6 +78,7 @@ def choose_path(
                 pool,
                 tap_layers=tap_layers,
                 cpu_kernels=with_kernels,
+                fused=fused,
                 attention=chosen.make_attention(pool.page_size),
             ),
             probe=probe,
@@ -82,6 +93,15 @@ def choose_path(
             if device_backend.attention == "reference":
                 raise
             device_backend = device_backend.slower("target", error, device)
+    if device_backend.fuses_layers:
+        fused, reason = _fused_layers(target)
+        if fused is not None:
+            try:
+                by_kernels = check(device_backend, None, fused=fused)
+                return TargetPath(by_kernels, device_backend, None, None, fused)
+            except Exception as error:  # kernel compilers raise any type
+                logger.warning("fused layers are not used: %s", error)
+                reason = "fused layers fail or do not agree with the model"
     if cpu_kernels is None:
         return TargetPath(by_transformers, device_backend, None, reason)
     try:
@@ -96,6 +116,17 @@ def choose_path(
         logger.warning("the CPU decoder does not agree with the model: %s", error)
         reason = "it does not agree with the model"
         return TargetPath(by_transformers, device_backend, None, reason)
+
+
+def _fused_layers(target: LoadedTarget) -> "tuple[FusedLayers | None, str | None]":
+    """Prepare the target's layers for Triton kernels, or return the reason why not."""
+    # Imported here: Triton is optional.
+    from engine.fused_layers.fused_decoder import FusedLayers, FusedLayersUnavailable
+
+    try:
+        return FusedLayers(target.model, max_len=target.max_len), None
+    except FusedLayersUnavailable as error:
+        return None, str(error)
 
 
 def _in_float32(
@@ -127,10 +158,15 @@ def make_target(
     tap_layers: tuple[int, ...],
     cpu_kernels: CpuKernels | None,
     attention: AttentionBackend,
+    fused: "FusedLayers | None" = None,
 ) -> TargetModel:
     """Build the target over a pool. Raises CpuKernelsUnavailable if they cannot run this model."""
-    decoder = None
-    if cpu_kernels is not None:
+    decoder: PackedDecoder | None = None
+    if fused is not None:
+        from engine.fused_layers.fused_decoder import FusedDecoder
+
+        decoder = FusedDecoder(fused, pool=pool, attention=attention, tap_layers=tap_layers)
+    elif cpu_kernels is not None:
         decoder = CpuDecoder(
             kernels=cpu_kernels.library,
             model=target.model,

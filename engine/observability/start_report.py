@@ -10,7 +10,12 @@ from engine.model_setup.memory_plan import GIB, size_text
 
 Row = tuple[str, str]  # label, text
 
-_KERNELS = {"native": "CPU kernels", "torch": "PyTorch", "transformers": "transformers"}
+_KERNELS = {
+    "native": "CPU kernels",
+    "torch": "PyTorch",
+    "transformers": "transformers",
+    "triton": "Triton kernels of its layers",
+}
 _STACKED = "one matrix product for all layers"
 
 

@@ -284,7 +284,8 @@ class DeviceSection(HostSection):
     native_kernels: Literal["auto", "off"] = Field(
         "auto",
         description="auto compiles kernels for this CPU at the first start and uses them if they "
-        "agree with PyTorch (float32 and bfloat16); off uses PyTorch alone.",
+        "agree with PyTorch (float32 and bfloat16); off uses PyTorch alone. On a GPU it is about "
+        "Triton kernels of the target's layers.",
     )
     graphs: Literal["auto", "off"] = Field(
         "auto",

@@ -1,0 +1,1 @@
+"""Decoder layers of a target in few CUDA kernels, written in Triton."""
