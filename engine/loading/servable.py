@@ -26,7 +26,9 @@ INTERFACE_UNUSED = (
     "its layers do not call transformers' attention interface, so they cannot attend over pages"
 )
 # Fields of a config that restrict or change attention.
-_ATTENTION_FIELD = re.compile("window|chunk|layer_types|sink|softcap|alibi")
+_ATTENTION_FIELD = re.compile(
+    "window|chunk|layer_types|sink|softcap|alibi|^index_|sparse_attention"
+)
 # Those that are followed, and those that are not about attention.
 _FOLLOWED = frozenset(
     {
@@ -49,6 +51,16 @@ _FOLLOWED = frozenset(
         "chunk_size_feed_forward",
     }
 )
+
+
+def text_config_of(config: Any) -> Any:
+    """Return the config of a model's decoder. Raises LoadError for a model with several."""
+    try:
+        return config.get_text_config()
+    except ValueError as error:
+        raise LoadError(
+            f"model type {config.model_type!r} consists of several text models; accepted: decoders"
+        ) from error
 
 
 def refuse_unservable(config: Any) -> None:

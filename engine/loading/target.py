@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from engine.errors import LoadError
 from engine.loading.as_loaded import as_loaded
-from engine.loading.servable import INTERFACE_UNUSED, refuse_unservable
+from engine.loading.servable import INTERFACE_UNUSED, refuse_unservable, text_config_of
 from engine.runner import hf_attention as attention_hook
 from engine.runner.taps import Taps
 from engine.runner.target_model import DecoderParts
@@ -58,7 +58,7 @@ def load_target(
         raise LoadError(
             f"model.path: cannot read a model at {path!r}: {_one_line(error)}"
         ) from error
-    text_config = config.get_text_config()
+    text_config = text_config_of(config)
     _check_sizes(path, text_config)
     refuse_unservable(text_config)
     max_len = resolve_max_len(text_config, max_model_len)

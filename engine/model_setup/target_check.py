@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 import torch
@@ -31,10 +32,12 @@ class ShapeProbe:
     """Replaces the pool in one pass and records the shapes that each layer would store."""
 
     dtype: torch.dtype  # that the pool will have
+    takes_positions: bool = True  # the model has a parameter position_ids
     shapes: dict[int, KVShape] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
     masked: dict[int, int] = field(default_factory=dict)  # windows named by the config alone
     has_softcap: bool = False
+    repeated: set[int] = field(default_factory=set)  # layers that attend more than once a pass
 
     @property
     def layers(self) -> tuple[KVShape, ...]:
@@ -49,6 +52,8 @@ class ShapeProbe:
         values: Float[Tensor, "T Hkv Dv"],
         options: AttentionOptions,
     ) -> Float[Tensor, "T H Dv"]:
+        if layer in self.shapes:
+            self.repeated.add(layer)
         self.shapes[layer] = KVShape(keys.shape[1], keys.shape[2], values.shape[2], self.dtype)
         self.windows[layer] = options.window
         self.has_softcap |= options.softcap is not None
@@ -61,7 +66,8 @@ def probe_shapes(target: LoadedTarget, device: torch.device) -> ShapeProbe:
 
     Raises LoadError when a layer does not go through the attention interface.
     """
-    probe = ShapeProbe(target.dtype)
+    takes_positions = "position_ids" in signature(target.model.forward).parameters
+    probe = ShapeProbe(target.dtype, takes_positions)
     one = torch.zeros(1, dtype=torch.long, device=device)
     config: Any = target.model.config.get_text_config()  # type: ignore[union-attr,operator]
     kind = f"this target, a {config.model_type}, cannot be served"
@@ -77,6 +83,13 @@ def probe_shapes(target: LoadedTarget, device: torch.device) -> ShapeProbe:
         set_windows(target.model, [probe.masked.get(i) for i in range(target.num_layers)])
     except (UnsupportedAttention, TypeError) as error:
         raise LoadError(f"{kind}: {error}") from error
+    except Exception as error:  # a model that needs other inputs raises anything
+        raise LoadError(f"{kind}: it raises {type(error).__name__}: {error}") from error
+    if probe.repeated:
+        raise LoadError(
+            f"{kind}: layers {sorted(probe.repeated)} attend more than once in a pass, and the "
+            "pool has one place for the keys and values of each"
+        )
     if not probe.shapes:
         raise LoadError(f"{kind}: {INTERFACE_UNUSED}")
     refuse_unfollowed_fields(config)
@@ -157,6 +170,7 @@ def check_target(
             f"this target cannot be served: its logits through the paged pool differ from its "
             f"own by {found.logits_difference:.1e} of the largest, its tapped hidden states by "
             f"{found.taps_difference:.1e}; accepted is {limit:.0e}"
+            + ("" if probe.takes_positions else " (it takes no position_ids)")
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Runs the target, any Hugging Face decoder, over packed rows and paged keys and values.
+"""Runs the target, a Hugging Face decoder, over packed rows and paged keys and values.
 
 A pass is one call where CPU kernels support the model, and runs transformers' layers otherwise. On
 a GPU passes over small windows are replayed: see engine.cuda_graphs.
@@ -61,7 +61,8 @@ class DecoderParts:
     def of(cls, model: nn.Module) -> "DecoderParts":
         """Find the modules. Raises AttributeError when the model is not built like a decoder."""
         backbone = model.get_decoder()  # type: ignore[operator]
-        layers = getattr(backbone, "h", None)  # GPT-2's name
+        others = (getattr(backbone, name, None) for name in ("h", "blocks"))  # GPT-2's, DBRX's
+        layers = next((found for found in others if found is not None), None)
         return cls(
             embedding=model.get_input_embeddings(),  # type: ignore[operator]
             layers=backbone.layers if layers is None else layers,

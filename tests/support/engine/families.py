@@ -172,7 +172,7 @@ FAMILIES: dict[str, Family] = {
         "Starcoder 2": ("starcoder2", {"sliding_window": WINDOW}),
         "BLOOM": ("bloom", {}, _INTERFACE),
         "DeepSeek V3.2": ("deepseek_v32", {}, "an index selects the tokens"),
-        "DiffLlama": ("diffllama", {}, "through the paged pool differ from its own"),
+        "DiffLlama": ("diffllama", {}, "attend more than once in a pass"),
         "Falcon": ("falcon", {}, _INTERFACE),
         "Falcon-H1": ("falcon_h1", {}, _STATE),
         "GLM MoE DSA": ("glm_moe_dsa", {}, "an index selects the tokens"),
