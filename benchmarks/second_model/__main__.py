@@ -18,6 +18,7 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -50,6 +51,7 @@ _PROMPT_TOKENS = 24
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the running step too
     check_output(args.output)
     work: Path = args.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
@@ -177,8 +179,10 @@ def train(args: argparse.Namespace, work: Path) -> dict[str, object]:
 
 def evaluate(args: argparse.Namespace, work: Path) -> dict[str, object]:
     draft = ("--draft-model", str(work / "training" / "draft"))
-    held_out = ("--prompts", str(work / "training" / "held-out-prompts.jsonl"))
-    return _measured(args, "eval", str(work / _FILE), *draft, *_LENGTH, *held_out)
+    file = work / "training" / "held-out-prompts.jsonl"
+    held_out = ("--prompts", str(file))
+    count = min(args.num_prompts, len(file.read_text(encoding="utf-8").splitlines()))
+    return _measured(args, "eval", str(work / _FILE), *draft, *_LENGTH, *held_out, count=count)
 
 
 def servers(args: argparse.Namespace, work: Path) -> dict[str, object]:
@@ -221,9 +225,12 @@ def _sampled(args: argparse.Namespace, work: Path) -> list[str]:
     return [text for text in texts if text.strip()][: args.prompts]
 
 
-def _measured(args: argparse.Namespace, *words: str, may_fail: bool = False) -> dict[str, object]:
+def _measured(
+    args: argparse.Namespace, *words: str, count: int | None = None, may_fail: bool = False
+) -> dict[str, object]:
     """Run a command over the measured prompts; return its line of JSON, or what it refused."""
-    amounts = ("--num-prompts", str(args.num_prompts), "--max-tokens", str(args.max_tokens))
+    amounts = ("--num-prompts", str(count or args.num_prompts))
+    amounts += ("--max-tokens", str(args.max_tokens))
     amounts += ("--device.num_threads", args.threads)
     done = _run(*words, *amounts, check=not may_fail)
     if done.returncode:

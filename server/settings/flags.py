@@ -22,8 +22,8 @@ _ONE_DEVICE = (
     "--dp-size",
 )
 _ONE_MODEL = (
-    "a server runs one model on one device; accepted: one server for each device, with another "
-    "--port each, behind a load balancer"
+    "a server runs one model on one device; accepted: `dspark deploy`, which runs replicas of it "
+    "behind one address (settings below deploy:)"
 )
 _WIDTH = 100
 _DEST = "settings_flags"

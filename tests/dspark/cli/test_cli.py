@@ -103,7 +103,8 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         (
             ["serve", "a/b", "--tensor-parallel-size", "2"],
             2,
-            "unknown flag --tensor-parallel-size; a server runs one model on one device",
+            "unknown flag --tensor-parallel-size; a server runs one model on one device; accepted: "
+            "`dspark deploy`, which runs replicas",
         ),
         (["serve", "a/b", "c/d"], 2, "unrecognized arguments: c/d; see dspark serve --help"),
         (["serve", "--config", "no.yaml"], 2, "dspark: config file no.yaml: No such file"),
