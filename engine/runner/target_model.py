@@ -61,8 +61,7 @@ class DecoderParts:
     def of(cls, model: nn.Module) -> "DecoderParts":
         """Find the modules. Raises AttributeError when the model is not built like a decoder."""
         backbone = model.get_decoder()  # type: ignore[operator]
-        others = (getattr(backbone, name, None) for name in ("h", "blocks"))  # GPT-2's, DBRX's
-        layers = next((found for found in others if found is not None), None)
+        layers = getattr(backbone, "h", None)  # GPT-2's name
         return cls(
             embedding=model.get_input_embeddings(),  # type: ignore[operator]
             layers=backbone.layers if layers is None else layers,
