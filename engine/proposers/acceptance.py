@@ -59,8 +59,11 @@ class AcceptanceTable:
         self._shared += found.sum(axis=0)
         order = rows.argsort(kind="stable")
         ordered = rows[order]
-        starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-        decay = _ROUND_DECAY ** np.diff(starts, append=len(rows))
+        is_first = np.ones(len(rows), dtype=np.bool_)
+        np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+        starts = is_first.nonzero()[0]
+        sizes = np.append(starts[1:], len(rows)) - starts
+        decay = _ROUND_DECAY**sizes
         distinct = ordered[starts]
         counts = self._rows[distinct]
         counts *= decay[:, None, None]
