@@ -260,10 +260,14 @@ def test_a_schedule_that_searches_all_lengths_by_the_blocks_own_confidences_fail
             return plan
         assert block.confidence_logits is not None
         second = block.confidence_logits[:, 1]
-        pays = iter((second > second.median()).tolist())
+        lengths = dict(
+            zip(
+                plan.drafting, torch.where(second > second.median(), BLOCK, 0).tolist(), strict=True
+            )
+        )
         return StepPlan(
             tuple(
-                s.cut(BLOCK if next(pays) else 0, "confidence") if s.is_drafting else s
+                s if s.num_budgeted is None else s.cut(lengths[s], "confidence")
                 for s in plan.scheduled_seqs
             )
         )
