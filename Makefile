@@ -25,7 +25,7 @@ define install
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve serve-replicas test test-page test-ray test-clients check fix verify soak bench docs clean
+.PHONY: help setup serve serve-replicas test test-page test-ray test-clients check fix verify verify-cuda soak bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -94,6 +94,10 @@ fix: $(STAMP) ## apply what format and lint can apply
 verify: $(TESTS) ## the long proofs: identity with transformers, distribution, leaks, traces
 	$(BIN)/pytest -m "slow and not gpu" -o addopts="--strict-markers --strict-config -v" \
 	    -o log_cli=true -o log_cli_level=INFO
+
+# Kernels are compiled for every supported device, FlashInfer's wheels are read, steps run on fakes.
+verify-cuda: $(TESTS) ## what a machine without a GPU can prove of the CUDA path; an hour on two cores
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m cuda --numprocesses auto --maxprocesses 8
 
 soak: $(STAMP) ## N mixed requests on a tiny model (ARGS=demo: the demo pair): nothing grows
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.support.server.soak $(N) $(ARGS)

@@ -1,11 +1,10 @@
 """Implements paged attention with FlashInfer's append kernels, if its package is installed.
 
 A FlashInfer wrapper plans on the host once per step and kind of layer, and runs once per layer.
-Unsupported options go to a fallback backend. Names and units are those of FlashInfer 0.6 and 0.7:
+Unsupported options go to a fallback backend. Names and units are those of FlashInfer 0.7.4:
 window_left excludes the query's position, so it is AttentionPlan's window minus one.
 """
 
-import inspect
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -288,10 +287,8 @@ class _Planned:
         self.wrapper = wrapper
         self._page_size = page_size
         self._device = device
-        self._hints: dict[str, Any] = {}
-        # Since 0.7: with equal query lengths, a graph's plan reserves fewer tiles.
-        if query_len is not None and _takes(wrapper.plan, "uniform_q_len"):
-            self._hints["uniform_q_len"] = query_len
+        # With equal query lengths, a graph's plan reserves fewer and smaller tiles.
+        self._uniform_q_len = query_len
         # The wrapper copies its plan from one pinned buffer: wait before overwriting it.
         self._fetched: Any = None
         if device.type == "cuda":
@@ -313,14 +310,9 @@ class _Planned:
             # the host.
             to_device(layout.kv_indices, self._device),
             torch.from_numpy(layout.last_page_lens),
+            uniform_q_len=self._uniform_q_len,
             **kind.arguments(self._page_size),
-            **self._hints,
         )
-
-
-def _takes(method: Callable[..., Any], name: str) -> bool:
-    """Check whether a method has a parameter of this name."""
-    return name in inspect.signature(method).parameters
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from kv_pool import AttentionPlan, FixedBackend, NoFixedPlan, ReferenceAttention
 from kv_pool.attention import flashinfer
 from kv_pool.attention.flashinfer import FlashInferAttention
 from kv_pool.attention.flashinfer_workspace import WORKSPACE_BYTES, Workspace, workspace_bytes
-from tests.support.kv_pool.fake_flashinfer import FakeWrapper, HintedWrapper, scratch_bytes
+from tests.support.kv_pool.fake_flashinfer import FakeWrapper, scratch_bytes
 from tests.support.kv_pool.oracle import Batch, Heads, Options, attend_dense, make_batch
 
 CPU = torch.device("cpu")
@@ -29,8 +29,7 @@ OPTIONS = {
 class Rig:
     """Holds a backend and the wrappers that it created."""
 
-    def __init__(self, page_size: int, *, kind: type[FakeWrapper] = FakeWrapper) -> None:
-        self._kind = kind
+    def __init__(self, page_size: int) -> None:
         self.made: list[FakeWrapper] = []
         self.backend = FlashInferAttention(
             page_size=page_size,
@@ -40,7 +39,7 @@ class Rig:
         )
 
     def _make(self, *args: object, **kwargs: object) -> FakeWrapper:
-        self.made.append(self._kind(*args, **kwargs))  # type: ignore[arg-type]
+        self.made.append(FakeWrapper(*args, **kwargs))  # type: ignore[arg-type]
         return self.made[-1]
 
     def plan(self, batch: Batch, options: Options) -> AttentionPlan:
@@ -144,15 +143,6 @@ def test_a_fixed_plan_follows_its_updates_in_the_same_memory(options: Options) -
     assert {name: buffer.data_ptr() for name, buffer in plan._buffers.items()} == addresses
 
 
-def test_versions_with_a_uniform_query_length_get_it() -> None:
-    rig = Rig(4, kind=HintedWrapper)
-    batch = half_batch(query_lens=[6, 6], kv_lens=[30, 9])
-    fixed = rig.backend.fixed_plan(num_sequences=2, query_len=6, max_pages=20, causal=True)
-    fixed.update(kv_lens=batch.kv_lens, page_tables=batch.page_tables)
-    for plan in (fixed, rig.plan(batch, Options())):
-        assert_same(attend(plan, batch, Options()), batch, Options())
-
-
 @pytest.mark.parametrize(
     "heads", [(32, 8, 128), (40, 8, 128), (64, 8, 128), (8, 8, 256), (16, 2, 64)]
 )
@@ -160,7 +150,7 @@ def test_versions_with_a_uniform_query_length_get_it() -> None:
 def test_the_plan_of_every_capture_size_fits_into_the_workspace(
     heads: tuple[int, int, int], width: int
 ) -> None:
-    """On an H200, with and without FlashInfer's uniform query length."""
+    """On an H200."""
     num_heads, num_kv_heads, head_dim = heads
     for size in (1, 2, 4, 16, 64, 128, 256):
         shape = {
@@ -170,9 +160,7 @@ def test_the_plan_of_every_capture_size_fits_into_the_workspace(
             "multiprocessors": 132,
         }
         given = workspace_bytes(**shape, fixed_rows=size * width, fixed_sequences=size)
-        for known in (True, False):
-            lens = [width] * size
-            assert scratch_bytes(query_lens=lens, **shape, has_uniform_q_len=known) <= given
+        assert scratch_bytes(query_lens=[width] * size, **shape) <= given
 
 
 def test_the_initial_workspace_holds_128_windows_of_the_released_pair() -> None:

@@ -58,12 +58,15 @@ class FakeWrapper:
         logits_soft_cap: float,
         q_data_type: torch.dtype,
         kv_data_type: torch.dtype,
+        uniform_q_len: int | None,
     ) -> None:
         arrays = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         assert all(array.dtype == torch.int32 for array in arrays)
         assert q_data_type in (torch.float16, torch.bfloat16)
         assert head_dim_qk in (64, 128, 256)
         if self._is_fixed:
+            assert uniform_q_len is not None, "a graph's plan must pass it"
+            assert (qo_indptr[1:] - qo_indptr[:-1] == uniform_q_len).all()
             for buffer, array in zip(self._buffers, arrays, strict=True):
                 assert buffer is not None
                 buffer[: len(array)] = array
@@ -71,6 +74,7 @@ class FakeWrapper:
             assert len(self._buffers[0]) == len(qo_indptr)
             self._arrays: Any = self._buffers
         else:
+            assert uniform_q_len is None
             self._arrays = arrays
         self._heads = (num_qo_heads, num_kv_heads, head_dim_qk)
         self._page_size = page_size
@@ -114,19 +118,6 @@ class FakeWrapper:
         return torch.einsum("hqk,khd->qhd", probs, v).to(q.dtype)
 
 
-class HintedWrapper(FakeWrapper):
-    """Behaves as 0.7, whose plan takes the query length of all sequences in a graph."""
-
-    def plan(self, *arrays: Tensor, uniform_q_len: int | None = None, **kind: Any) -> None:
-        if self._is_fixed:
-            assert uniform_q_len is not None, "a graph's plan must pass it"
-            starts = arrays[0]
-            assert (starts[1:] - starts[:-1] == uniform_q_len).all()
-        else:
-            assert uniform_q_len is None
-        super().plan(*arrays, **kind)
-
-
 def scratch_bytes(
     *,
     query_lens: list[int],
@@ -134,22 +125,17 @@ def scratch_bytes(
     num_kv_heads: int,
     head_dim: int,
     multiprocessors: int,
-    has_uniform_q_len: bool,
 ) -> int:
     """Count the workspace bytes of a graph's plan by FlashInfer's rules (scheduler.cuh)."""
-    group, rows, count = num_qo_heads // num_kv_heads, sum(query_lens), len(query_lens)
+    group, count = num_qo_heads // num_kv_heads, len(query_lens)
 
     def tile_for(packed: int) -> int:
         if packed > 64 and head_dim < 256:
             return 128
         return 64 if packed > 16 else 16
 
-    if has_uniform_q_len:
-        packed = query_lens[0] * group
-        tile = tile_for(packed)
-        tiles = count * -(-packed // tile)
-    else:
-        tile = tile_for((rows - count + 1) * group)
-        tiles = -(-rows * group // tile) + count - 1
+    packed = query_lens[0] * group
+    tile = tile_for(packed)
+    tiles = count * -(-packed // tile)
     padded = max(2 * multiprocessors // num_kv_heads, tiles)
     return num_qo_heads * padded * tile * (head_dim * 4 + 4) + 2 * 16
