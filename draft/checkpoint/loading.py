@@ -1,6 +1,7 @@
 """Loads a checkpoint into a DSparkNetwork; refuses unknown and missing tensors."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -57,10 +58,11 @@ def load_network(
     _check(stored, expected, aliased=set(aliased), tied=config.ties_embeddings)
     wanted = {name: tensor for name, tensor in stored.items() if name not in aliased}
     with torch.inference_mode(False):  # inference tensors could not be changed in place later
-        tensors = aliased | dict(read_tensors(wanted))
-        if config.ties_embeddings and _LM_HEAD not in tensors:
-            tensors[_LM_HEAD] = tensors[_EMBEDDING]
-        placed = {name: t.to(device, _dtype(name, dtype)) for name, t in tensors.items()}
+        # One tensor at a time: on the host there is never a second copy of the draft.
+        tensors = chain(aliased.items(), read_tensors(wanted))
+        placed = {name: t.to(device, _dtype(name, dtype)) for name, t in tensors}
+        if config.ties_embeddings and _LM_HEAD not in placed:
+            placed[_LM_HEAD] = placed[_EMBEDDING]
         _require_finite({name: placed[name] for name in wanted})
         network.load_state_dict(placed, strict=True, assign=True)
         if network.vocabulary is not None and target_ids is not None:

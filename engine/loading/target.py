@@ -65,11 +65,16 @@ def load_target(
     attention_hook.register()
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            path, config=copy.deepcopy(config), dtype=dtype, attn_implementation="eager", **common
+            path,
+            config=copy.deepcopy(config),
+            dtype=dtype,
+            attn_implementation="eager",
+            device_map={"": device},  # each weight goes to the device as it is read
+            **common,
         )
     except Exception as error:  # as above, and of weights that do not fit
         raise LoadError(f"model.path: cannot load {path!r}: {_one_line(error)}") from error
-    model.eval().requires_grad_(False).to(device)
+    model.eval().requires_grad_(False)
     return describe_target(
         model, max_len=max_len, dtype=dtype, generation=_generation(path, common)
     )

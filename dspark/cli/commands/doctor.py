@@ -48,8 +48,8 @@ USAGE = "dspark doctor [MODEL] [--config FILE] [options]"
 _PACKAGES = {  # distribution: what for
     "torch": "required",
     "transformers": "required",
+    "accelerate": "required",
     "gguf": "reads GGUF files, as that of the demo target, once",
-    "accelerate": "makes the demo target, once",
     "torchao": "quantised drafts",
     "flashinfer-python": "attention over pages, CUDA only",
 }
