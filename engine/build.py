@@ -129,7 +129,7 @@ def wire_engine(
         device_backend=device_backend,
         device=device,
     )
-    passes = make_model_passes(config, models, device)
+    passes = make_model_passes(config, models)
     planner = make_planner(config, draft, _cost_rig(config, models, passes, device), costs=costs)
     record_times = _cost_correction(planner, is_measured=costs is None, device=device)
     details = describe(config, models, passes, planner, device)

@@ -43,7 +43,8 @@ class EngineConfig:
     memory_fraction: float = 0.85  # of the device's memory, weights included, on CUDA
     prefix_cache: bool = True
     attention_backend: Literal["auto", "reference", "triton", "flashinfer"] = "auto"
-    graphs: Literal["auto", "off"] = "auto"  # auto: captured at start on CUDA
+    # auto: captured at start on CUDA, eager where that fails; on: or refused
+    graphs: Literal["auto", "on", "off"] = "auto"
     native_kernels: Literal["auto", "off"] = "auto"  # compiled for this CPU at the first start
     max_running_requests: int = 16
     max_queued_requests: int = 256

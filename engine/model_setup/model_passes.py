@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from draft import Proposer
 from engine.config import EngineConfig
+from engine.cuda_graphs import GraphCapturer
 from engine.cuda_graphs.building import CaptureLimits as GraphLimits
 from engine.cuda_graphs.building import Graphs, capture_graphs
 from engine.cuda_graphs.scratch import ScratchPage
+from engine.errors import LoadError
 from engine.model_setup.draft_backend import DraftPath, choose_draft_path, make_proposer
 from engine.model_setup.memory_plan import MemoryPlan
 from engine.model_setup.pool_sizing import plan_pool
@@ -39,9 +39,7 @@ class ModelPasses:
         return self.graphs.proposer
 
 
-def make_model_passes(
-    config: EngineConfig, models: PreparedModels, device: torch.device
-) -> ModelPasses:
+def make_model_passes(config: EngineConfig, models: PreparedModels) -> ModelPasses:
     """Size the pool and connect both models to it. Raises LoadError when memory is too small."""
     device_backend = models.device_backend
     attention = device_backend.make_attention(config.page_size)
@@ -80,7 +78,7 @@ def make_model_passes(
         pool_tokens=memory.num_tokens,
         num_slots=max(models.num_slots, resolve_window(config, models.block_size) - 1),
     )
-    graphs = _record_graphs(config, models, runner, proposer, pool, max_len, device)
+    graphs = _record_graphs(config, models, runner, proposer, pool, max_len)
     return ModelPasses(memory, pool, graphs, draft_path, max_len)
 
 
@@ -91,12 +89,30 @@ def _record_graphs(
     proposer: Proposer,
     pool: KVPool,
     max_len: int,
-    device: torch.device,
 ) -> Graphs:
-    """Capture the passes of both models, where the device has graphs."""
+    """Capture the passes of both models, where the device has graphs.
+
+    Raises LoadError when the config demands graphs and there are none.
+    """
     device_backend = models.device_backend
-    if device_backend.capturer is None:
-        return Graphs(eager, proposer, (), device_backend.graphs_reason)
+    graphs = Graphs(eager, proposer, (), device_backend.graphs_reason)
+    if device_backend.capturer is not None:
+        graphs = _capture(config, models, device_backend.capturer, eager, proposer, pool, max_len)
+    if config.graphs == "on" and graphs.reason is not None:
+        raise LoadError(f"device.graphs: found on, but {graphs.reason}; accepted: auto, off")
+    return graphs
+
+
+def _capture(
+    config: EngineConfig,
+    models: PreparedModels,
+    capturer: GraphCapturer,
+    eager: TargetModel,
+    proposer: Proposer,
+    pool: KVPool,
+    max_len: int,
+) -> Graphs:
+    device_backend = models.device_backend
     return capture_graphs(
         target=eager,
         proposer=proposer,
@@ -109,12 +125,12 @@ def _record_graphs(
             fused=models.path.fused,
         ),
         make_attention=lambda: device_backend.make_attention(config.page_size),
-        capturer=device_backend.capturer,
+        capturer=capturer,
         limits=GraphLimits(
             max_running=config.max_running_requests,
             max_len=max_len,
             width=resolve_window(config, proposer.block_size),
         ),
         scratch=ScratchPage(page=pool.num_pages - 1, page_size=pool.page_size),
-        device=device,
+        device=models.layout.device,
     )

@@ -287,10 +287,11 @@ class DeviceSection(HostSection):
         "agree with PyTorch (float32 and bfloat16); off uses PyTorch alone. On a GPU it is about "
         "Triton kernels of the target's layers.",
     )
-    graphs: Literal["auto", "off"] = Field(
+    graphs: Literal["auto", "on", "off"] = Field(
         "auto",
         description="auto records decode rounds as CUDA graphs at start, for batches of 1, 2, 4 "
-        "and so on up to max_running_requests; off launches every kernel by itself.",
+        "and so on up to max_running_requests; on refuses to start without them; off launches "
+        "every kernel by itself.",
     )
 
 

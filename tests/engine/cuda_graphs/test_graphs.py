@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from draft import DSparkProposer
 from dspark.bench.draft_quality.confidence_rounds import ConfidenceRecorder
-from engine import EngineSamplingParams, Request
+from engine import EngineSamplingParams, LoadError, Request
 from engine.build import Built
 from engine.cuda_graphs import GraphedProposer, GraphedTarget
-from engine.cuda_graphs.tape import _TapeRecording
+from engine.cuda_graphs.tape import TapeCapturer, _TapeRecording
 from engine.runner.target_model import TargetModel
 from kv_pool import ReferenceAttention
 from tests.support.engine.gemma4 import write_tiny_gemma4_draft
@@ -359,6 +359,37 @@ def test_attention_without_fixed_shapes_leaves_all_passes_eager_and_the_reason_i
     prompt_ids = prompts(2, vocab=VOCAB)
     found = texts_of(built, greedy_requests(prompt_ids, NEW_TOKENS))
     assert found == [generate_alone(tiny_target(), p, NEW_TOKENS) for p in prompt_ids]
+
+
+def test_graphs_on_refuses_to_start_without_graphs(draft_folder: Path) -> None:
+    plain = replace(
+        taped(),
+        make_attention=lambda page_size: ReferenceAttention(
+            page_size=page_size, device=torch.device("cpu")
+        ),
+    )
+    found = "device.graphs: found on, but reference attention has no fixed shapes; accepted: auto"
+    with pytest.raises(LoadError, match=found):
+        graphed_engine(draft_folder=draft_folder, device_backend=plain, graphs="on")
+    with pytest.raises(LoadError, match="found on, but graphs are for CUDA"):
+        tiny_engine(draft_folder=draft_folder, graphs="on")
+    built = graphed_engine(draft_folder=draft_folder, graphs="on")
+    assert isinstance(built.runner, GraphedTarget)
+
+
+class _OutOfResources(Exception):
+    """Is no RuntimeError, as Triton's error of the same name."""
+
+
+@pytest.mark.parametrize("error", [_OutOfResources, RuntimeError, torch.OutOfMemoryError])
+def test_any_failure_of_a_capture_leaves_passes_eager(
+    draft_folder: Path, error: type[Exception]
+) -> None:
+    with patch.object(TapeCapturer, "capture", side_effect=error("out of resource")):
+        built = graphed_engine(draft_folder=draft_folder)
+        with pytest.raises(LoadError, match="found on, but out of resource"):
+            graphed_engine(draft_folder=draft_folder, graphs="on")
+    assert built.engine.info.details["graphs"] == {"tiers": [], "reason": "out of resource"}
 
 
 def test_the_capture_sizes_are_reported(draft_folder: Path) -> None:
