@@ -1,17 +1,21 @@
-"""Computes the target's distribution under temperature, top_k, top_p and min_p."""
+"""Computes the target's distribution under temperature, top_k, top_p and min_p.
 
+A filter leaves few tokens of a vocabulary, so only the likeliest are sorted. The result says
+whether they were enough: a device cannot check it without a wait, so the caller checks it where it
+waits anyway, and computes the few rows again with more of them.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from engine.api import EngineSamplingParams
 from engine.runner.transfer import place
-
-_CANDIDATES = (128, 2048)  # likeliest tokens that top_p sorts before the whole vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,104 +29,113 @@ class SamplingBatch:
     top_ks: Int[Tensor, " R"] | None
     top_ps: Float[Tensor, " R"] | None
     min_ps: Float[Tensor, " R"] | None
-    largest_top_k: int = 0  # of the sequences with a top_k
+    has_filter: bool  # of any sequence
 
     @classmethod
     def of(
-        cls, params: list[EngineSamplingParams], *, vocab_size: int, device: torch.device
+        cls, params: Sequence[EngineSamplingParams], *, vocab_size: int, device: torch.device
     ) -> Self:
-        def column(values: list[float]) -> Tensor:
-            return place(np.array(values, dtype=np.float32), device)
-
-        top_ks = [p.top_k if p.top_k > 0 else vocab_size for p in params]
+        rows = [(p.temperature, top_k_of(p, vocab_size), p.top_p, p.min_p) for p in params]
+        packed = place(np.array(rows, dtype=np.float64).T.copy(), device)
+        has_top_k = any(top_k < vocab_size for _, top_k, _, _ in rows)
+        has_top_p = any(top_p < 1 for _, _, top_p, _ in rows)
+        has_min_p = any(min_p > 0 for *_, min_p in rows)
         return cls(
-            temperatures=column([p.temperature for p in params]),
-            top_ks=place(np.array(top_ks, dtype=np.int64), device)
-            if any(k < vocab_size for k in top_ks)
-            else None,
-            top_ps=column([p.top_p for p in params]) if any(p.top_p < 1 for p in params) else None,
-            min_ps=column([p.min_p for p in params]) if any(p.min_p > 0 for p in params) else None,
-            largest_top_k=max((k for k in top_ks if k < vocab_size), default=0),
-        )
-
-    def part(self, rows: Int[Tensor, " N"]) -> "SamplingBatch":
-        """Select the parameters of some of the sequences."""
-        return SamplingBatch(
-            self.temperatures[rows],
-            None if self.top_ks is None else self.top_ks[rows],
-            None if self.top_ps is None else self.top_ps[rows],
-            None if self.min_ps is None else self.min_ps[rows],
-            self.largest_top_k,
+            packed[0].float(),
+            packed[1].long() if has_top_k else None,
+            packed[2].float() if has_top_p else None,
+            packed[3].float() if has_min_p else None,
+            has_top_k or has_top_p or has_min_p,
         )
 
 
-def target_probs(logits: Float[Tensor, "R W V"], params: SamplingBatch) -> Float[Tensor, "R W V"]:
-    """Compute the processed target distribution p, in float32.
+def top_k_of(params: EngineSamplingParams, vocab_size: int) -> int:
+    """Return the number of tokens that top_k keeps, ties aside."""
+    return min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
+
+
+@dataclass(frozen=True, slots=True)
+class TokenProbs:
+    """Holds distributions over tokens; those without an entry have probability 0."""
+
+    probs: Float[Tensor, "*R C"]  # float32
+    ids: Int[Tensor, "*R C"] | None = None  # ascending; None: entry t is token t
+
+    def of(self, token_ids: Int[Tensor, "*R"]) -> Float[Tensor, "*R"]:
+        """Return the probability of one token of each row."""
+        if self.ids is None:
+            return self.probs.gather(-1, token_ids[..., None])[..., 0]
+        return self.probs.masked_fill(self.ids != token_ids[..., None], 0.0).sum(dim=-1)
+
+    def without(self, token_ids: Int[Tensor, "*R"]) -> Float[Tensor, "*R C"]:
+        """Return probs with 0 for one token of each row; -1: for none."""
+        ids = torch.arange(self.probs.shape[-1], device=self.probs.device)
+        ids = ids if self.ids is None else self.ids
+        return self.probs.masked_fill(ids == token_ids[..., None], 0.0)
+
+    def at(self, *index: Tensor | slice) -> "TokenProbs":
+        """Select rows by their leading dimensions."""
+        return TokenProbs(self.probs[index], None if self.ids is None else self.ids[index])
+
+    def tokens(self, entries: Int[Tensor, "*R"]) -> Int[Tensor, "*R"]:
+        """Return the token of one entry of each row."""
+        return entries if self.ids is None else self.ids.gather(-1, entries[..., None])[..., 0]
+
+
+def target_probs(
+    logits: Float[Tensor, "R W V"], params: SamplingBatch, *, size: int
+) -> tuple[TokenProbs, Bool[Tensor, "R W"]]:
+    """Compute the processed target distribution p, and whether it is exact.
 
     The order is transformers': temperature, top_k, top_p, min_p. A filter never removes the most
-    likely token.
+    likely token. top_k keeps ties with its last token; of equal scores at the edge of top_p, those
+    with smaller ids are kept.
+
+    With a filter, `size` of the likeliest tokens are entries. p is exact where the filters exclude
+    all others, their ties included, and where size is that of the vocabulary.
     """
     scores = logits.float() / params.temperatures[:, None, None]
-    if params.top_ks is not None:
-        scores = _keep_top_k(scores, params.top_ks, params.largest_top_k)
-    if params.top_ps is not None:
-        scores = _keep_top_p(scores, params.top_ps)
-    probs = torch.softmax(scores, dim=-1)
-    if params.min_ps is not None:
-        floor = params.min_ps[:, None, None] * probs.amax(dim=-1, keepdim=True)
-        probs = torch.where(probs < floor, 0.0, probs)
-        probs = probs / probs.sum(dim=-1, keepdim=True)
-    return probs
-
-
-def _keep_top_k(
-    scores: Float[Tensor, "R W V"], top_ks: Int[Tensor, " R"], largest: int
-) -> Float[Tensor, "R W V"]:
-    """Drop the scores below the k-th largest; ties with it are kept, as in transformers."""
-    best = scores.topk(largest, dim=-1).values
-    at = (top_ks.clamp(max=largest) - 1)[:, None, None].expand(-1, scores.shape[1], 1)
-    has_top_k = (top_ks < scores.shape[-1])[:, None, None]
-    kth = torch.where(has_top_k, best.gather(-1, at), float("-inf"))
-    return scores.masked_fill(scores < kth, float("-inf"))
-
-
-def _keep_top_p(
-    scores: Float[Tensor, "R W V"], top_ps: Float[Tensor, " R"]
-) -> Float[Tensor, "R W V"]:
-    """Keep the likeliest tokens up to the one at which their mass reaches top_p.
-
-    Of equal scores at the edge, those with smaller ids are kept.
-    """
-    last, num_kept = _last_kept(scores, top_ps[:, None, None])
-    above = scores > last
-    at_edge = scores == last
-    room = num_kept - above.sum(dim=-1, keepdim=True)
-    at_edge &= at_edge.cumsum(dim=-1) <= room
-    return scores.masked_fill(~(above | at_edge), float("-inf"))
-
-
-def _last_kept(
-    scores: Float[Tensor, "R W V"], top_ps: Float[Tensor, "R 1 1"]
-) -> tuple[Float[Tensor, "R W 1"], Int[Tensor, "R W 1"]]:
-    """Find the smallest score that top_p keeps, and how many tokens it keeps.
-
-    Sorting a vocabulary is slow on a CPU, and the result is mostly among the first few tokens. So
-    only these are sorted, and more of them where their mass is too small. CUDA sorts all at once:
-    the check whether the first suffice would wait for the device.
-    """
+    if not params.has_filter:
+        every = torch.ones(scores.shape[:2], dtype=torch.bool, device=scores.device)
+        return TokenProbs(torch.softmax(scores, dim=-1)), every
     vocab_size = scores.shape[-1]
-    few = () if scores.is_cuda else tuple(n for n in _CANDIDATES if n < vocab_size)
-    normaliser = scores.logsumexp(dim=-1, keepdim=True)
-    for size in (*few, vocab_size):
-        best = scores.topk(size, dim=-1).values
-        probs = (best - normaliser).exp()
+    size = min(size, vocab_size)
+    best, found = scores.topk(size, dim=-1)
+    smallest = best[..., -1:].clone()  # no token without an entry is likelier
+    kept_to = torch.full_like(smallest, float("-inf"))  # the smallest score that filters keep
+    normaliser = None
+    if params.top_ks is not None:
+        places = params.top_ks[:, None, None]
+        kth = best.gather(-1, (places.clamp(max=size) - 1).expand(-1, best.shape[1], 1))
+        kept_to = torch.where(places < vocab_size, kth, kept_to)
+    if params.top_ps is not None:
+        normaliser = scores.logsumexp(dim=-1, keepdim=True)
+        if params.top_ks is not None:
+            kept = best.masked_fill(best < kept_to, float("-inf"))
+            normaliser = torch.where(
+                places < vocab_size, kept.logsumexp(dim=-1, keepdim=True), normaliser
+            )
+    ids, order = found.sort(dim=-1)
+    by_id = best.gather(-1, order)
+    is_kept = by_id >= kept_to
+    if params.top_ps is not None and normaliser is not None:
+        top_ps = params.top_ps[:, None, None]
+        probs = (best.masked_fill(best < kept_to, float("-inf")) - normaliser).exp()
         before = probs.cumsum(dim=-1) - probs  # mass of the more likely tokens
-        if size == vocab_size or bool(((before[..., -1:] >= top_ps) | (top_ps >= 1)).all()):
-            break
-    num_kept = (before < top_ps).sum(dim=-1, keepdim=True).clamp(min=1)
-    last = best.gather(-1, num_kept - 1)
-    everything = top_ps >= 1
-    return (
-        torch.where(everything, float("-inf"), last),
-        torch.where(everything, vocab_size, num_kept),
-    )
+        num_kept = (before < top_ps).sum(dim=-1, keepdim=True).clamp(min=1)
+        last = best.gather(-1, num_kept - 1)
+        is_limited = top_ps < 1
+        room = num_kept - (by_id > last).sum(dim=-1, keepdim=True)
+        at_edge = by_id == last
+        at_edge &= at_edge.cumsum(dim=-1) <= room
+        is_kept &= ~is_limited | (by_id > last) | at_edge
+        kept_to = torch.where(is_limited, torch.maximum(kept_to, last), kept_to)
+    probs = torch.softmax(by_id.masked_fill(~is_kept, float("-inf")), dim=-1)
+    excluded = smallest < kept_to
+    if params.min_ps is not None:
+        min_ps = params.min_ps[:, None, None]
+        probs = probs.masked_fill(probs < min_ps * probs.amax(dim=-1, keepdim=True), 0.0)
+        probs = probs / probs.sum(dim=-1, keepdim=True)
+        excluded |= (smallest - best[..., :1]).exp() < min_ps
+    is_exact = excluded[..., 0] if size < vocab_size else torch.ones_like(excluded[..., 0])
+    return TokenProbs(probs, ids), is_exact

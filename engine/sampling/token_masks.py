@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
 from engine.api import TokenMask
-from engine.runner.transfer import upload
+from engine.runner.transfer import place, upload
 from engine.sampling.logit_rows import LogitRows, Window, join_rows
 from engine.scheduler.plan import ScheduledSequence
 
@@ -97,7 +97,7 @@ def no_words(num_rows: int, vocab_size: int) -> npt.NDArray[np.uint32]:
 
 
 def to_device(words: npt.NDArray[np.uint32], device: torch.device) -> Int32[Tensor, "P W"]:
-    return torch.from_numpy(words.view(np.int32)).to(device)
+    return place(words.view(np.int32), device)
 
 
 def unpack(words: Int32[Tensor, "P W"], *, vocab_size: int) -> Bool[Tensor, "P V"]:

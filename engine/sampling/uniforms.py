@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from draft import BlockSampling
@@ -20,10 +20,10 @@ class UniformPlan:
     The host computes the uniforms at plan time, before a draft exists.
     """
 
-    rows: Int[Tensor, " R"]  # indices in plan.sampling
-    drafting: Int[Tensor, " Rd"]  # which of these R have drafts of the draft model
-    lookup: Int[Tensor, " Rl"]  # which of these R have drafts of a lookup
-    plain: Int[Tensor, " Rp"]  # which of these R have none
+    rows: tuple[int, ...]  # indices in plan.sampling
+    drafting: tuple[int, ...]  # which of these R have drafts of the draft model
+    lookup: tuple[int, ...]  # which of these R have drafts of a lookup
+    plain: tuple[int, ...]  # which of these R have none
     lookup_width: int  # the most drafts of any lookup
     uniforms: Float[Tensor, "R K+1 3"]  # float64, last axis by Purpose
     block: BlockSampling | None  # for the Rd sequences with drafts; None if there are none
@@ -40,22 +40,22 @@ def plan_uniforms(plan: StepPlan, *, block_size: int, device: torch.device) -> U
     num_positions = max(block_size, lookup_width) + 1
     uniforms = place(round_uniforms(keys, num_positions=num_positions), device)
     drafting, lookup, plain = (
-        [r for r, i in enumerate(rows) if sampling[i].source == source]
+        tuple(r for r, i in enumerate(rows) if sampling[i].source == source)
         for source in ("draft", "lookup", "target")
     )
     block_rows = {id(scheduled): b for b, scheduled in enumerate(plan.drafting)}
     of_block = [block_rows[id(sampling[rows[r]])] for r in drafting]
-    rows_t, drafting_rows, lookup_rows, plain_rows, of_block_t = upload(
-        [np.array(x, dtype=np.int64) for x in (rows, drafting, lookup, plain, of_block)], device
+    drafting_rows, of_block_t = upload(
+        [np.array(x, dtype=np.int64) for x in (drafting, of_block)], device
     )
     temperatures = np.array(
         [sampling[rows[r]].seq.request.params.temperature for r in drafting], dtype=np.float32
     )
     return UniformPlan(
-        rows=rows_t,
-        drafting=drafting_rows,
-        lookup=lookup_rows,
-        plain=plain_rows,
+        rows=rows,
+        drafting=drafting,
+        lookup=lookup,
+        plain=plain,
         lookup_width=lookup_width,
         uniforms=uniforms,
         block=BlockSampling(

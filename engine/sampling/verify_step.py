@@ -6,12 +6,13 @@ from typing import Self
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from draft import DraftBlock
 from engine.runner.batch import ScheduleBatch
 from engine.runner.transfer import FloatArray, download
+from engine.sampling.draw_groups import DrawGroup, draw_groups
 from engine.sampling.logits_processors import LogitsProcessors, plan_logits_processors
 from engine.sampling.logprobs import LogprobPlan
 from engine.sampling.rejection import (
@@ -22,11 +23,9 @@ from engine.sampling.rejection import (
     verify_sampled,
 )
 from engine.sampling.rng import Purpose
-from engine.sampling.target_distribution import SamplingBatch, target_probs
+from engine.sampling.target_distribution import target_probs
 from engine.sampling.uniforms import UniformPlan
 from engine.scheduler.plan import RoundResult, StepPlan
-
-_PIECE = 16  # sequences whose distributions exist at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,6 @@ class StepOptions:
     """
 
     processors: LogitsProcessors
-    sampling: SamplingBatch | None  # of the sequences that draw at random; None without any
     logprobs: LogprobPlan | None
 
     @property
@@ -50,11 +48,8 @@ class StepOptions:
 
     @classmethod
     def of(cls, plan: StepPlan, *, vocab_size: int, device: torch.device) -> Self:
-        sampling = plan.sampling
-        drawing = [sampling[place].seq.request.params for place in plan.drawing]
         return cls(
-            plan_logits_processors(sampling, vocab_size=vocab_size, device=device),
-            SamplingBatch.of(drawing, vocab_size=vocab_size, device=device) if drawing else None,
+            plan_logits_processors(plan.sampling, vocab_size=vocab_size, device=device),
             LogprobPlan.of(plan, device=device),
         )
 
@@ -69,7 +64,8 @@ def verify_step(
     meanwhile: Callable[[], None] = lambda: None,
 ) -> list[RoundResult]:
     """Verify every sampling sequence. The host waits here for the device, once per step; with a
-    token mask or a confidence threshold, which need the draft, it has waited before.
+    token mask or a confidence threshold, which need the draft, it has waited before. It waits again
+    where a distribution needs more of the likeliest tokens than it had, which is rare.
 
     Both rules use the processed logits, so p is what the request asked for. q is the distribution
     that the draft was sampled from; of the options it follows the temperature and the mask only.
@@ -87,19 +83,28 @@ def verify_step(
         meanwhile = _do_nothing
     windows = logits[: sum(scheduled.num_logit_rows for scheduled in plan.sampling)]
     raw = logprobs.keep(logits) if logprobs is not None else None
-    verdict = _verify(batch, block, windows, draws, options)
-    output_ids = torch.cat([batch.draft_ids, verdict.bonus_ids[:, None]], dim=1)  # (Bs, K+1)
-    output_ids.scatter_(1, verdict.num_accepted[:, None], verdict.bonus_ids[:, None])
-    if logprobs is None or raw is None:
+    scores = options.processors.scores(windows, batch.draft_ids)
+    judged = _Judged.greedily(scores, batch)
+    groups = _groups(plan, batch, draws, vocab_size=scores.shape[1])
+    while True:
+        for group in groups:
+            assert draws is not None, "sequences draw at random without numbers"
+            judged.draw(group, draws, block, scores, batch)
+        output_ids = judged.output_ids(batch)
+        outputs = [judged.verdict.num_accepted, output_ids, judged.is_exact]
+        if logprobs is not None and raw is not None:
+            outputs += [logprobs.of_windows(raw, output_ids), raw.prompts]
         meanwhile()
-        new_ids = _new_ids(*download([verdict.num_accepted, output_ids]))
+        meanwhile = _do_nothing
+        num_accepted, ids, is_exact, *of_logprobs = download(outputs)
+        inexact = np.flatnonzero(is_exact == 0).tolist()
+        groups = [more for g in groups for more in g.again(inexact, vocab_size=scores.shape[1])]
+        if not groups:
+            break
+    new_ids = _new_ids(num_accepted, ids)
+    if logprobs is None:
         return [RoundResult(s, ids) for s, ids in zip(plan.sampling, new_ids, strict=True)]
-    window_logprobs = logprobs.of_windows(raw, output_ids)
-    meanwhile()
-    num_accepted, ids, of_windows, of_prompts = download(
-        [verdict.num_accepted, output_ids, window_logprobs, raw.prompts]
-    )
-    return _with_logprobs(plan, _new_ids(num_accepted, ids), logprobs, of_windows, of_prompts)
+    return _with_logprobs(plan, new_ids, logprobs, *of_logprobs)
 
 
 def _do_nothing() -> None:
@@ -136,63 +141,85 @@ def _with_logprobs(
     ]
 
 
-def _verify(
-    batch: ScheduleBatch,
-    block: DraftBlock | None,
-    logits: Float[Tensor, "R V"],
-    draws: UniformPlan | None,
-    options: StepOptions,
-) -> Verdict:
-    scores = options.processors.scores(logits, batch.draft_ids)
-    verdict = verify_greedy(
-        batch.draft_ids, most_likely(scores)[batch.verify_rows], batch.num_drafts
+def _groups(
+    plan: StepPlan, batch: ScheduleBatch, draws: UniformPlan | None, *, vocab_size: int
+) -> list[DrawGroup]:
+    if draws is None:
+        return []
+    return draw_groups(
+        plan,
+        draws,
+        block_width=batch.draft_ids.shape[1],
+        vocab_size=vocab_size,
+        device=batch.draft_ids.device,
     )
-    if draws is not None:
-        assert options.sampling is not None, "sequences draw at random without parameters"
-        for members, width in ((draws.plain, 0), (draws.lookup, draws.lookup_width)):
-            for some in torch.split(members, _PIECE) if len(members) else ():
-                _verify_drawn(verdict, batch, draws, some, width, None, scores, options.sampling)
-        if block is not None and block.draft_probs is not None:
-            q = block.draft_probs[:, : batch.draft_ids.shape[1]]
-            pieces = zip(torch.split(draws.drafting, _PIECE), torch.split(q, _PIECE), strict=True)
-            for some, piece in pieces:
-                width = q.shape[1]
-                _verify_drawn(verdict, batch, draws, some, width, piece, scores, options.sampling)
-    return verdict
 
 
-def _verify_drawn(
-    verdict: Verdict,
-    batch: ScheduleBatch,
-    draws: UniformPlan,
-    members: Int[Tensor, " N"],
-    width: int,
-    draft_probs: Float[Tensor, "N K V"] | None,
-    scores: Float[Tensor, "R V"],
-    params: SamplingBatch,
-) -> None:
-    """Write the verdict of N of the sequences that draw; width: the most draft tokens of any.
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """The verdict of a step's sequences, and whether each one's distributions were exact."""
 
-    draft_probs is None without drafts, and for a lookup's, whose probability is 1. A few sequences
-    at a time: distributions in float32 are large, and sorted ones larger.
-    """
-    rows, uniforms = draws.rows[members], draws.uniforms[members]
-    draft_ids, num_drafts = batch.draft_ids[rows, :width], batch.num_drafts[rows]
-    p = target_probs(scores[batch.verify_rows[rows, : width + 1]], params.part(members))
-    accept_uniforms = uniforms[:, :width, Purpose.ACCEPT]
-    bonus_uniforms = uniforms[:, : width + 1, Purpose.BONUS]
-    if draft_probs is None:
-        part = verify_point_mass(
-            draft_ids, p, num_drafts, accept_uniforms=accept_uniforms, bonus_uniforms=bonus_uniforms
+    verdict: Verdict
+    is_exact: Bool[Tensor, " Bs"]
+
+    @classmethod
+    def greedily(cls, scores: Float[Tensor, "R V"], batch: ScheduleBatch) -> Self:
+        """Judge every sequence by the argmax; those that draw are overwritten."""
+        verdict = verify_greedy(
+            batch.draft_ids, most_likely(scores)[batch.verify_rows], batch.num_drafts
         )
-    else:
-        part = verify_sampled(
-            draft_ids,
-            draft_probs,
-            p,
-            num_drafts,
-            accept_uniforms=accept_uniforms,
-            bonus_uniforms=bonus_uniforms,
+        return cls(verdict, torch.ones_like(verdict.num_accepted, dtype=torch.bool))
+
+    def output_ids(self, batch: ScheduleBatch) -> Int[Tensor, "Bs K+1"]:
+        """Return each sequence's drafts, with the bonus token after the accepted ones."""
+        bonus = self.verdict.bonus_ids[:, None]
+        ids = torch.cat([batch.draft_ids, bonus], dim=1)
+        return ids.scatter_(1, self.verdict.num_accepted[:, None], bonus)
+
+    def draw(
+        self,
+        group: DrawGroup,
+        draws: UniformPlan,
+        block: DraftBlock | None,
+        scores: Float[Tensor, "R V"],
+        batch: ScheduleBatch,
+    ) -> None:
+        """Overwrite the verdict of a group of sequences that draw.
+
+        Without drafts, and for those of a lookup, whose probability is 1, there is no q.
+        """
+        rows, width, uniforms = group.rows, group.width, draws.uniforms[group.drawing]
+        if group.has_draft:
+            assert block is not None, "sequences were drafted without a block"
+            assert block.draft_probs is not None, "sequences draw without a distribution"
+            width = min(width, block.draft_probs.shape[1])
+        draft_ids, num_drafts = batch.draft_ids[rows, :width], batch.num_drafts[rows]
+        p, is_exact = target_probs(
+            scores[batch.verify_rows[rows, : width + 1]], group.params, size=group.size or 0
         )
-    verdict.num_accepted[rows] = part.num_accepted
-    verdict.bonus_ids[rows] = part.bonus_ids
+        accept_uniforms = uniforms[:, :width, Purpose.ACCEPT]
+        bonus_uniforms = uniforms[:, : width + 1, Purpose.BONUS]
+        if group.has_draft and block is not None and block.draft_probs is not None:
+            part = verify_sampled(
+                draft_ids,
+                block.draft_probs,
+                p,
+                num_drafts,
+                accept_uniforms=accept_uniforms,
+                bonus_uniforms=bonus_uniforms,
+                draft_rows=group.block_rows,
+            )
+        else:
+            part = verify_point_mass(
+                draft_ids,
+                p,
+                num_drafts,
+                accept_uniforms=accept_uniforms,
+                bonus_uniforms=bonus_uniforms,
+            )
+        # Rows after the bonus token decide nothing.
+        columns = torch.arange(width + 1, device=rows.device)
+        is_exact = is_exact | (columns > part.num_accepted[:, None])
+        self.is_exact[rows] = is_exact.all(dim=1)
+        self.verdict.num_accepted[rows] = part.num_accepted
+        self.verdict.bonus_ids[rows] = part.bonus_ids

@@ -58,3 +58,19 @@ def test_draws_follow_the_distribution() -> None:
     counts = torch.bincount(inverse_cdf(probs.expand(50_000, 9), uniforms), minlength=9)
     expected = probs.double() / probs.double().sum() * 50_000
     assert stats.chisquare(counts.numpy(), expected.numpy()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("size", [1, 511, 512, 513, 1024, 5000])
+@pytest.mark.parametrize("sparsity", [0.0, 0.99])
+def test_sums_by_parts_draw_the_token_of_one_running_sum(size: int, sparsity: float) -> None:
+    probs = torch.softmax(3 * torch.randn(200, size), -1)
+    probs[torch.rand(200, size) < sparsity] = 0
+    probs[:, -1] += 1e-3
+    uniforms = torch.rand(200, dtype=torch.float64)
+    cumulative = probs.double().cumsum(-1)
+    expected = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
+    assert torch.equal(inverse_cdf(probs, uniforms), expected[:, 0])
+    edges = torch.tensor([0.0, 1.0 - 2**-53], dtype=torch.float64)
+    for edge in edges:
+        drawn = inverse_cdf(probs, edge.expand(200))
+        assert (probs.gather(1, drawn[:, None]) > 0).all()

@@ -24,6 +24,7 @@ from engine.proposers.confidence_schedule import ConfidenceSchedule
 from engine.proposers.lookup import LookupProposer
 from engine.sampling import verify_step as verifier
 from engine.sampling.rejection import Verdict, verify_point_mass, verify_sampled
+from engine.sampling.target_distribution import TokenProbs
 from engine.scheduler.plan import StepPlan
 from engine.scheduler.sequence import SequenceState
 from tests.support.engine.eight_tokens import (
@@ -361,11 +362,12 @@ def test_a_lookup_whose_rejection_keeps_its_token_fails_the_same_test(
 ) -> None:
     """After a rejection the bonus token must not be the rejected one."""
 
-    def keeps(draft_ids: Tensor, p: Tensor, num_drafts: Tensor, **uniforms: Tensor) -> Verdict:
+    def keeps(draft_ids: Tensor, p: TokenProbs, num_drafts: Tensor, **uniforms: Tensor) -> Verdict:
         verdict = verify_point_mass(draft_ids, p, num_drafts, **uniforms)
-        rows = torch.arange(len(p))
+        rows = torch.arange(len(draft_ids))
         bonus = uniforms["bonus_uniforms"][rows, verdict.num_accepted]
-        return Verdict(verdict.num_accepted, inverse_cdf(p[rows, verdict.num_accepted], bonus))
+        drawn = inverse_cdf(p.probs[rows, verdict.num_accepted], bonus)
+        return Verdict(verdict.num_accepted, drawn)
 
     built = eight_token_engine(target, tmp_path, lookup="on")
     with patch.object(verifier, "verify_point_mass", keeps), lookups_of(next_probs):

@@ -181,7 +181,7 @@ PLACES: dict[str, Callable[[], tuple[dict[str, Any], AbstractContextManager[None
         breaks(
             verify_step,
             "target_probs",
-            when=lambda _, params: bool((params.temperatures == np.float32(0.77)).any()),
+            when=lambda _, params, **__: bool((params.temperatures == np.float32(0.77)).any()),
         ),
     ),
 }

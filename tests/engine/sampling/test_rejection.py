@@ -10,7 +10,14 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from draft.proposer.inverse_cdf import inverse_cdf
-from engine.sampling.rejection import Verdict, most_likely, verify_greedy, verify_sampled
+from engine.sampling.rejection import (
+    Verdict,
+    most_likely,
+    verify_greedy,
+    verify_point_mass,
+    verify_sampled,
+)
+from engine.sampling.target_distribution import TokenProbs
 
 Verify = Callable[..., Verdict]
 VOCAB = 5
@@ -81,7 +88,7 @@ def _joint_of_first_two(
     verdict = verify(
         draft,
         q.expand(ROWS, -1, -1).contiguous(),
-        target,
+        TokenProbs(target),
         torch.full((ROWS,), num_drafts),
         accept_uniforms=uniforms[:, :block, 1],
         bonus_uniforms=uniforms[:, :, 2],
@@ -151,10 +158,42 @@ def test_a_token_with_zero_target_probability_is_never_generated() -> None:
     verdict = verify_sampled(
         torch.zeros(2000, 1, dtype=torch.long),
         q,
-        p,
+        TokenProbs(p),
         torch.ones(2000, dtype=torch.long),
         accept_uniforms=uniforms[:, :1, 0],
         bonus_uniforms=uniforms[:, :, 1],
     )
     assert verdict.num_accepted.max() == 0
     assert set(verdict.bonus_ids.tolist()) == {1, 2}
+
+
+@pytest.mark.parametrize("num_drafts", [0, 1, 2])
+@pytest.mark.parametrize("rule", ["sampled", "point mass"])
+def test_a_distribution_of_few_entries_gives_the_verdict_of_the_whole_one(
+    rule: str, num_drafts: int
+) -> None:
+    """Entries of a vocabulary of 9: tokens 1, 4, 5 and 8; the others have probability 0."""
+    rows, block, kept = 400, 2, torch.tensor([1, 4, 5, 8])
+    few = torch.softmax(torch.randn(rows, block + 1, 4), -1)
+    whole = torch.zeros(rows, block + 1, 9).index_copy_(2, kept, few)
+    uniforms = torch.rand(rows, block + 1, 2, dtype=torch.float64)
+    q = torch.softmax(torch.randn(rows + 3, block, 9), -1)
+    given = {
+        "accept_uniforms": uniforms[:, :block, 0],
+        "bonus_uniforms": uniforms[..., 1],
+    }
+    draft_ids, counts = torch.randint(9, (rows, block)), torch.full((rows,), num_drafts)
+    order = torch.randperm(rows + 3)[:rows]
+    verdicts = []
+    for p in (TokenProbs(whole), TokenProbs(few, kept.expand(rows, block + 1, 4))):
+        if rule == "sampled":
+            verdicts.append(
+                verify_sampled(draft_ids, q, p, counts, draft_rows=order, **given)  # type: ignore[arg-type]
+            )
+            in_order = verify_sampled(draft_ids, q[order], p, counts, **given)
+            assert torch.equal(in_order.bonus_ids, verdicts[-1].bonus_ids)
+        else:
+            verdicts.append(verify_point_mass(draft_ids, p, counts, **given))
+    assert torch.equal(verdicts[0].num_accepted, verdicts[1].num_accepted)
+    assert torch.equal(verdicts[0].bonus_ids, verdicts[1].bonus_ids)
+    assert num_drafts == 0 or verdicts[0].num_accepted.max() > 0

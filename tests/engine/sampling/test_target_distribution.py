@@ -15,9 +15,22 @@ from transformers import (
 )
 
 from engine import EngineSamplingParams
-from engine.sampling.target_distribution import SamplingBatch, target_probs
+from engine.sampling import target_distribution
+from engine.sampling.target_distribution import SamplingBatch
 
 VOCAB = 97
+
+
+def target_probs(
+    logits: torch.Tensor, params: SamplingBatch, *, size: int | None = None
+) -> torch.Tensor:
+    """Return distributions over the whole vocabulary; by default with enough entries for it."""
+    vocab_size = logits.shape[-1]
+    found, is_exact = target_distribution.target_probs(logits, params, size=size or vocab_size)
+    assert size is not None or is_exact.all()
+    if found.ids is None:
+        return found.probs
+    return torch.zeros(logits.shape).scatter_(-1, found.ids, found.probs)
 
 
 def _by_transformers(logits: torch.Tensor, params: EngineSamplingParams) -> torch.Tensor:
@@ -106,3 +119,58 @@ def test_no_temperature_and_one_candidate_are_greedy() -> None:
     assert EngineSamplingParams(temperature=1.0, top_k=1).is_greedy
     assert not EngineSamplingParams(temperature=1.0, top_k=2).is_greedy
     assert not EngineSamplingParams(temperature=1e-5).is_greedy
+
+
+def exactness(
+    logits: torch.Tensor, size: int, **params: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which rows are exact from `size` entries; fail where one is not."""
+    batch = SamplingBatch.of(
+        [EngineSamplingParams(temperature=1.0, **params)],  # type: ignore[arg-type]
+        vocab_size=logits.shape[-1],
+        device=torch.device("cpu"),
+    )
+    _, is_exact = target_distribution.target_probs(logits[None], batch, size=size)
+    few, whole = (
+        target_probs(logits[None], batch, size=size)[0],
+        target_probs(logits[None], batch)[0],
+    )
+    for row in is_exact[0].nonzero()[:, 0]:
+        assert torch.equal(few[row] > 0, whole[row] > 0)
+        torch.testing.assert_close(few[row], whole[row])
+    return is_exact[0]
+
+
+@given(
+    scores=st.lists(st.lists(st.integers(0, 5), min_size=40, max_size=40), min_size=1, max_size=4),
+    size=st.integers(1, 40),
+    top_k=st.sampled_from([-1, 1, 2, 7, 40]),
+    top_p=st.sampled_from([0.1, 0.5, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 0.3]),
+)
+def test_entries_that_claim_to_be_enough_give_the_whole_distribution_ties_included(
+    scores: list[list[int]], size: int, top_k: int, top_p: float, min_p: float
+) -> None:
+    exactness(torch.tensor(scores).float(), size, top_k=top_k, top_p=top_p, min_p=min_p)
+
+
+@pytest.mark.parametrize(
+    ("params", "size", "is_exact"),
+    [
+        ({"top_k": 3}, 4, False),  # tokens 2 to 5 are equal: the fourth entry is one of them
+        ({"top_k": 3}, 6, False),
+        ({"top_k": 3}, 7, True),
+        ({"top_k": 2}, 3, True),
+        ({"top_p": 0.3}, 2, True),
+        ({"top_p": 0.999}, 7, True),
+        ({"top_p": 0.9999}, 7, False),
+        ({"min_p": 0.05}, 7, True),
+        ({"min_p": 0.0001}, 7, False),
+        ({"top_k": 2, "top_p": 0.999}, 3, True),
+    ],
+)
+def test_ties_at_the_edge_of_the_entries_are_not_exact(
+    params: dict[str, float], size: int, is_exact: bool
+) -> None:
+    logits = torch.tensor([[9.0, 8.0, 7.0, 7.0, 7.0, 7.0, 2.0, 1.0, 0.0, 0.0]])
+    assert exactness(logits, size, **params).tolist() == [is_exact]
