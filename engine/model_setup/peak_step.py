@@ -1,13 +1,18 @@
 """Runs the largest step of an engine on dummy tokens, to measure its memory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from draft import DraftBlock, Proposer
 from engine.api import EngineSamplingParams, Request
 from engine.runner.batch import batch_of_rows, build_batch, build_block_request
 from engine.runner.target_model import Target
+from engine.sampling.draft_token_masks import DraftTokenMasks
+from engine.sampling.token_masks import EVERYTHING
 from engine.sampling.uniforms import UniformPlan, plan_uniforms
 from engine.sampling.verify_step import StepOptions, verify_step
 from engine.scheduler.plan import ScheduledSequence, StepPlan
@@ -25,8 +30,16 @@ _ALL_OPTIONS = EngineSamplingParams(
     num_logprobs=5,
     prompt_logprobs_from=0,
 )
-_NO_OPTIONS = EngineSamplingParams(max_new_tokens=1 << 20)
+# Captured rounds draw as well, in the draft pass alone; other options apply outside of graphs.
+_CAPTURED = EngineSamplingParams(max_new_tokens=1 << 20, temperature=1.0)
 _TAIL_ROWS, _TAIL_KEYS = 64, 1024  # tokens
+
+
+class _Everything:
+    """A TokenMask that allows every token: it takes the memory of any grammar's."""
+
+    def fill(self, draft_ids: Sequence[int], words: npt.NDArray[np.uint32]) -> None:
+        words[:] = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +53,7 @@ class PeakStep:
     num_draft_tokens: int  # verified in a round; beyond a block they are a lookup's
     block_size: int  # of the draft model; 0 without one
     num_slots: int  # of a draft block
-    chunk_tokens: int  # 0: rounds alone, of requests without options
+    chunk_tokens: int  # 0: what graphs capture, rounds without a verdict
     page_size: int  # tokens
 
     @property
@@ -55,8 +68,7 @@ class PeakStep:
 
     def plan(self) -> StepPlan:
         """Plan every round, and the chunk if there is one."""
-        """Plan every round, and the chunk if there is one."""
-        params = _ALL_OPTIONS if self.chunk_tokens else _NO_OPTIONS
+        params = _ALL_OPTIONS if self.chunk_tokens else _CAPTURED
         rounds = [
             ScheduledSequence(
                 seq=self._sequence(2, 1, params),
@@ -88,12 +100,14 @@ class PeakStep:
             # Some sequences may draft while others look up; all of both is the most.
             drafting = replace(self, num_draft_tokens=proposer.block_size).plan()
             drawn = plan_uniforms(drafting, block_size=proposer.block_size, device=device)
-            kept = self._propose(drafting, drawn, proposer, device)
+            kept = self._propose(drafting, drawn, proposer, vocab_size, device)
         draws = plan_uniforms(plan, block_size=proposer.block_size, device=device)
-        block = self._propose(plan, draws, proposer, device)
-        options = StepOptions.of(plan, vocab_size=vocab_size, device=device)
+        block = self._propose(plan, draws, proposer, vocab_size, device)
         batch = build_batch(plan, block, device=device)
         output = target.forward(batch)
+        if not self.chunk_tokens:
+            return
+        options = StepOptions.of(plan, vocab_size=vocab_size, device=device)
         verify_step(plan, batch, block, output.logits, draws, options)
         if proposer.block_size > 0:
             proposer.write_context(output.aux_hidden, batch.positions, batch.slot_mapping)
@@ -104,13 +118,20 @@ class PeakStep:
         plan: StepPlan,
         draws: UniformPlan | None,
         proposer: Proposer,
+        vocab_size: int,
         device: torch.device,
     ) -> DraftBlock | None:
         if not plan.drafting:
             return None
         sampling = draws.block if draws is not None else None
         return proposer.propose(
-            build_block_request(plan.drafting, sampling, num_slots=self.num_slots, device=device)
+            build_block_request(
+                plan.drafting,
+                sampling,
+                mask=DraftTokenMasks.of(plan.drafting, vocab_size=vocab_size, device=device),
+                num_slots=self.num_slots,
+                device=device,
+            )
         )
 
     def run_tail(self, target: Target, *, max_len: int, device: torch.device) -> None:
@@ -130,7 +151,12 @@ class PeakStep:
         self, length: int, num_prompt: int, params: EngineSamplingParams
     ) -> SequenceState:
         return SequenceState(
-            request=Request("largest step", (0,) * num_prompt, params),
+            request=Request(
+                "largest step",
+                (0,) * num_prompt,
+                params,
+                token_mask=_Everything() if self.chunk_tokens else None,
+            ),
             arrival=0,
             seed=0,
             arrived_at=0.0,

@@ -14,6 +14,8 @@ from engine import EngineSamplingParams, Request
 from engine.model_setup.peak_step import PeakStep
 from engine.runner.target_model import TargetModel
 from engine.sampling import verify_step as verifier
+from engine.sampling.draft_token_masks import DraftTokenMasks
+from engine.sampling.token_masks import TokenMasks
 from tests.support.engine.running import prompts, run_all
 from tests.support.engine.tiny_models import CPU, VOCAB, tiny_engine, write_tiny_draft
 
@@ -40,7 +42,8 @@ def largest(*, speculates: bool, chunk: int = CHUNK) -> PeakStep:
 @contextmanager
 def watched() -> Iterator[dict[str, list[Any]]]:
     """Count the rows of passes, blocks and context writes, and the distributions at one time."""
-    seen: dict[str, list[Any]] = {"passes": [], "blocks": [], "writes": [], "drawn": []}
+    names = ("passes", "blocks", "writes", "drawn", "masked", "masked drafts")
+    seen: dict[str, list[Any]] = {name: [] for name in names}
     forward, propose, write = (
         TargetModel.forward,
         DSparkProposer.propose,
@@ -62,15 +65,28 @@ def watched() -> Iterator[dict[str, list[Any]]]:
         seen["writes"].append(len(slots))
         write(self, aux_hidden, positions, slots)
 
-    def counted_probs(logits: Any, params: Any) -> Any:
+    apply, allowed = TokenMasks.apply, DraftTokenMasks.allowed
+
+    def counted_masks(self: TokenMasks, *tensors: Any) -> None:
+        seen["masked"].append(self.num_rows)
+        apply(self, *tensors)
+
+    def counted_allowed(self: DraftTokenMasks) -> Any:
+        mask = allowed(self)
+        seen["masked drafts"].append(len(mask))
+        return mask
+
+    def counted_probs(logits: Any, params: Any, **size: Any) -> Any:
         seen["drawn"].append(logits.shape[0])
-        return probs(logits, params)
+        return probs(logits, params, **size)
 
     with (
         patch.object(TargetModel, "forward", counted_forward),
         patch.object(DSparkProposer, "propose", counted_propose),
         patch.object(DSparkProposer, "write_context", counted_write),
         patch.object(verifier, "target_probs", counted_probs),
+        patch.object(TokenMasks, "apply", counted_masks),
+        patch.object(DraftTokenMasks, "allowed", counted_allowed),
     ):
         yield seen
 
@@ -93,11 +109,19 @@ def test_it_is_a_round_of_all_sequences_and_a_chunk_with_logits_of_every_row(
     assert sum(seen["drawn"]) == RUNNING + 1
 
 
+def test_every_row_of_it_has_a_grammars_mask(draft_folder: Path) -> None:
+    seen = run(draft_folder, largest(speculates=True))
+    assert seen["masked"] == [RUNNING * (BLOCK + 1) + 1]
+    assert seen["masked drafts"] == [RUNNING] * BLOCK
+    assert run(None, largest(speculates=False))["masked"] == [RUNNING + 1]
+
+
 def test_without_a_chunk_it_is_the_rounds_that_graphs_capture(draft_folder: Path) -> None:
     seen = run(draft_folder, largest(speculates=True, chunk=0))
     assert seen["passes"] == [(RUNNING * (BLOCK + 1), RUNNING * (BLOCK + 1))]
-    assert seen["blocks"] == [(RUNNING, None)]
-    assert seen["drawn"] == []
+    assert seen["blocks"] == [(RUNNING, RUNNING)]  # a recording that draws needs more memory
+    assert seen["drawn"] == []  # the verdict is outside of graphs
+    assert seen["masked"] == seen["masked drafts"] == []
 
 
 def test_without_a_draft_it_is_a_row_of_each_sequence_and_a_chunk() -> None:
@@ -121,14 +145,21 @@ def test_the_end_of_a_prompt_after_a_long_context_is_run(draft_folder: Path) -> 
     assert seen == [((64,), (160,)), ((64,), (1024,)), ((40,), (40,))]
 
 
-def test_the_end_of_a_prompt_uses_the_kernel_that_splits_keys() -> None:
-    """No peak step and no captured window uses that kernel."""
-    num_splits = pytest.importorskip("kv_pool.attention.triton_kernels").num_splits
+def test_the_end_of_a_prompt_uses_the_kernel_that_merges_split_keys() -> None:
+    """No other start-up pass without graphs uses that kernel."""
+    attention = pytest.importorskip("kv_pool.attention.triton_schedule")
     for num_heads, num_kv_heads in ((32, 8), (40, 8), (16, 16)):
         queries = 64 // (num_heads // num_kv_heads)
-        tiles = -(-64 // queries)
-        assert num_splits(tiles * num_kv_heads, 1024, None) > 1
-        assert num_splits(-(-1024 // queries) * num_kv_heads, 1024, None) == 1
+        found = attention.schedule(
+            attention.tile_table([64], queries),
+            queries=queries,
+            query_lens=[64],
+            kv_lens=[1024],
+            causal=True,
+            window=None,
+            num_programs=264 // num_kv_heads,
+        )
+        assert len(found.merges) > 0
 
 
 def test_at_most_16_sequences_have_their_distributions_at_one_time(draft_folder: Path) -> None:
