@@ -13,8 +13,12 @@ from engine.config import EngineConfig
 from engine.core.offline import drive
 from engine.cuda_graphs import CudaCapturer, Recording
 from engine.loading.fused_norms import fuse_norms
+from kv_pool import ReferenceAttention
+from kv_pool.attention.flashinfer import FlashInferAttention, load_wrapper
+from kv_pool.attention.flashinfer_workspace import Workspace
 from tests.support.engine.running import generate_alone, prompts
 from tests.support.engine.tiny_models import VOCAB, tiny_model, tiny_target, write_tiny_draft
+from tests.support.kv_pool.oracle import Heads, Options, attend_dense, make_batch
 
 Attention = Literal["triton", "reference"]
 
@@ -57,6 +61,36 @@ def test_greedy_text_on_cuda_in_float32_equals_transformers(
     runs = drive(built.engine, requests, concurrency=4)
     for run, prompt in zip(runs, asked, strict=True):
         assert run.token_ids == generate_alone(tiny_target(), prompt, 24)
+
+
+def test_flashinfer_attention_is_dense_attention_eagerly_and_in_fixed_shapes() -> None:
+    pytest.importorskip("flashinfer")
+    device = torch.device("cuda")
+    batch = make_batch(
+        query_lens=[6, 6],
+        kv_lens=[30, 900],
+        page_size=16,
+        heads=Heads(8, 2, 128, 128),
+        dtype=torch.bfloat16,
+    )
+    backend = FlashInferAttention(
+        page_size=16,
+        workspace=Workspace(device),
+        make_wrapper=load_wrapper(),
+        fallback=ReferenceAttention(page_size=16, device=device),
+    )
+    tables = {"kv_lens": batch.kv_lens, "page_tables": batch.page_tables}
+    for options in (Options(), Options(causal=False), Options(window=7)):
+        fixed = backend.fixed_plan(
+            num_sequences=2, query_len=6, max_pages=64, causal=options.causal
+        )
+        fixed.update(**tables)
+        eager = backend.plan(query_lens=batch.query_lens, causal=options.causal, **tables)
+        wanted = attend_dense(batch, options, scale=0.05)
+        for plan in (fixed, eager):
+            on_device = (x.to(device) for x in (batch.query, batch.keys, batch.values))
+            found = plan.attend(*on_device, options.scaled(0.05))
+            torch.testing.assert_close(found.cpu().double(), wanted, atol=2e-2, rtol=2e-2)
 
 
 def test_bfloat16_sizes_its_pool_by_the_devices_memory_and_ends_every_request(

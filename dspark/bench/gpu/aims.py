@@ -17,6 +17,13 @@ def aims(tables: Mapping[str, Sequence[Row]]) -> Iterator[Table]:
                 _pass(tables),
             ),
             ("graphs at batch 1, times as fast as eager", "1.5 or more", _graphs(tables)),
+            ("target pass at batch 1, ms", "3.6 or less", _number(tables, "rounds", "target_ms")),
+            (
+                "rest of a round at batch 1, ms",
+                "0.45 or less",
+                _number(tables, "rounds", "rest_ms"),
+            ),
+            ("sampled round at batch 1, times a greedy one", "1.1 or less", _sampled(tables)),
         )
         if found is not None
     ]
@@ -39,6 +46,16 @@ def _graphs(tables: Mapping[str, Sequence[Row]]) -> float | None:
         for title in ("rounds without graphs", "rounds")
     )
     return _ratio(eager, recorded)
+
+
+def _sampled(tables: Mapping[str, Sequence[Row]]) -> float | None:
+    sampled, greedy = (_number(tables, t, "step_ms") for t in ("sampled rounds", "rounds"))
+    return _ratio(sampled, greedy)
+
+
+def _number(tables: Mapping[str, Sequence[Row]], title: str, column: str) -> float | None:
+    found = _row(tables, title, "batch", 1).get(column)
+    return found if isinstance(found, float) else None
 
 
 def _row(tables: Mapping[str, Sequence[Row]], title: str, column: str, value: int) -> Row:

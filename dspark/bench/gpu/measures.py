@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -11,8 +13,9 @@ from dspark.bench.gpu.checks import draft_pool
 from dspark.bench.gpu.engines import context_kernel_of, engine_of
 from dspark.bench.gpu.pairs import RELEASED, TINY, Pair, make_pair
 from dspark.bench.gpu.results import Found, Row, table
-from dspark.bench.gpu.rounds import PREFILL_CHUNK, Rounds, measure_rounds
+from dspark.bench.gpu.rounds import DEFAULTS, GREEDY, PREFILL_CHUNK, Rounds, measure_rounds
 from dspark.bench.gpu.timing import copy_bandwidth, in_turns, product_rate
+from engine.api import EngineSamplingParams
 from engine.build import Built
 from engine.model_setup.pool_sizing import parameter_bytes
 
@@ -23,6 +26,9 @@ class Effort:
 
     tokens: tuple[int, ...]
     batches: tuple[int, ...]
+    mixed_chunk: int
+    mixed_prompt: int
+    long_context: int
     accept_batches: tuple[int, ...]
     context: int
     steps: int
@@ -35,19 +41,25 @@ class Effort:
 
 FULL = Effort(
     tokens=(1, 8, 64, 512, 4096),
-    batches=(1, 8, 32, 128),
-    accept_batches=(1, 32),
+    batches=(1, 8, 48, 64),
+    mixed_chunk=512,
+    mixed_prompt=4096,
+    long_context=16_384,
+    accept_batches=(1, 48),
     context=256,
     steps=20,
     turns=20,
     copy_bytes=1 << 32,
     product_size=8192,
     num_pages=6144,
-    max_len=2048,
+    max_len=20_480,
 )
 DRY = Effort(
     tokens=(1, 8),
     batches=(1, 2),
+    mixed_chunk=8,
+    mixed_prompt=24,
+    long_context=64,
     accept_batches=(2,),
     context=8,
     steps=2,
@@ -83,6 +95,23 @@ def eager(device: torch.device, tiny: bool) -> Found:
     yield from table("rounds without graphs", _bench(device, tiny, graphs="off").by_part)
 
 
+def sampled(device: torch.device, tiny: bool) -> Found:
+    """Measure what a request without fields gets, and steps that greedy rounds leave out."""
+    bench = _bench(device, tiny, graphs="on", chunk=_effort(tiny).mixed_chunk)
+    yield from table("sampled rounds", partial(bench.by_part, DEFAULTS))
+    yield from table("rounds beside a prompt", bench.beside_a_prompt)
+    yield from table("one long context among short ones", bench.with_a_long_context)
+
+
+def backends(device: torch.device, tiny: bool) -> Found:
+    """Measure the same rounds over each attention backend that is installed."""
+    for name in ("flashinfer", "triton") if device.type == "cuda" else ("reference",):
+        if device.type != "cuda" or find_spec(name) is not None:
+            bench = _bench(device, tiny, attention_backend=name)
+            yield from table(f"rounds, attention by {name}", bench.by_part)
+            yield from table(f"one long context, attention by {name}", bench.with_a_long_context)
+
+
 def _effort(tiny: bool) -> Effort:
     return DRY if tiny else FULL
 
@@ -93,7 +122,13 @@ def _pair(device: torch.device, tiny: bool) -> Pair:
 
 
 def _bench(
-    device: torch.device, tiny: bool, *, speculates: bool = True, graphs: str = "auto"
+    device: torch.device,
+    tiny: bool,
+    *,
+    speculates: bool = True,
+    graphs: str = "auto",
+    attention_backend: str = "auto",
+    chunk: int = PREFILL_CHUNK,
 ) -> "_Bench":
     effort = _effort(tiny)
     built = engine_of(
@@ -101,9 +136,10 @@ def _bench(
         device,
         speculates=speculates,
         graphs=graphs,
+        attention_backend=attention_backend,
         num_pages=effort.num_pages,
-        max_running_requests=max(effort.batches),
-        prefill_chunk_tokens=PREFILL_CHUNK,
+        max_running_requests=max(effort.batches) + 1,
+        prefill_chunk_tokens=chunk,
     )
     return _Bench(built, device, effort)
 
@@ -168,7 +204,8 @@ class _Bench:
     def block_size(self) -> int:
         return self.built.proposer.block_size
 
-    def rounds(self, batch: int, *, num_accepted: int) -> Rounds:
+    def rounds(self, batch: int, *, num_accepted: int, **options: Any) -> Rounds:
+        """See measure_rounds for the options."""
         return measure_rounds(
             self.built,
             self.device,
@@ -176,12 +213,38 @@ class _Bench:
             context=self.effort.context,
             num_accepted=num_accepted,
             steps=self.effort.steps,
+            **options,
         )
 
-    def by_part(self) -> Iterator[Row]:
+    def beside_a_prompt(self) -> Iterator[Row]:
+        for batch in self.effort.batches:
+            half = self.block_size // 2
+            alone = self.rounds(batch, num_accepted=half)
+            beside = self.rounds(batch, num_accepted=half, prompt_beside=self.effort.mixed_prompt)
+            yield {
+                "batch": batch,
+                "chunk": self.effort.mixed_chunk,
+                "alone_ms": alone.step_ms.median,
+                "step_ms": beside.step_ms.median,
+            }
+
+    def with_a_long_context(self) -> Iterator[Row]:
+        for batch in self.effort.batches:
+            half = self.block_size // 2
+            short = self.rounds(batch, num_accepted=half)
+            mixed = self.rounds(batch, num_accepted=half, long_context=self.effort.long_context)
+            yield {
+                "batch": batch,
+                "long_context": self.effort.long_context,
+                "short_target_ms": short.parts_ms["target"].median,
+                "target_ms": mixed.parts_ms["target"].median,
+                **_speed(mixed),
+            }
+
+    def by_part(self, params: EngineSamplingParams = GREEDY) -> Iterator[Row]:
         """Yield the parts of a round, with half of each block accepted."""
         for batch in self.effort.batches:
-            found = self.rounds(batch, num_accepted=self.block_size // 2)
+            found = self.rounds(batch, num_accepted=self.block_size // 2, params=params)
             parts = {f"{name}_ms": spread.median for name, spread in found.parts_ms.items()}
             yield {
                 "batch": batch,

@@ -13,6 +13,8 @@ SECTION_NAMES = (
     "texts",
     "writes",
     "speculation",
+    "sampled",
+    "backends",
     "eager",
     "plain",
     "flashinfer",

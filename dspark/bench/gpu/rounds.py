@@ -4,7 +4,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,7 +17,12 @@ from engine.runner.batch import ScheduleBatch
 from engine.runner.target_model import TargetOutput
 
 PREFILL_CHUNK = 2048  # tokens
+_SMALLEST_CHUNK = 8  # prompt tokens of a step, of any measurement
 _CERTAIN = 1e4  # a logit above all others
+_BESIDE = "beside"  # the prompt that is computed during rounds
+GREEDY = EngineSamplingParams(max_new_tokens=1)
+# Qwen3's generation_config: what a request without fields gets.
+DEFAULTS = EngineSamplingParams(max_new_tokens=1, temperature=0.6, top_k=20, top_p=0.95, seed=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +65,23 @@ def measure_rounds(
     context: int,
     num_accepted: int,
     steps: int,
+    params: EngineSamplingParams = GREEDY,
+    long_context: int | None = None,
+    prompt_beside: int = 0,
 ) -> Rounds:
-    """Run `steps` rounds of `batch` sequences with `context` prompt tokens each."""
+    """Run at most `steps` rounds of `batch` sequences with `context` prompt tokens each.
+
+    long_context: of the first sequence. prompt_beside: tokens of a prompt that is computed in the
+    same steps; the steps end with it.
+    """
     engine, watch = built.engine, Stopwatch(device)
     warm_up = 4
     generator = torch.Generator().manual_seed(batch)
     # Early sequences decode while the prompts of others are prefilled.
-    prefill = 4 + batch * context // PREFILL_CHUNK
+    contexts = [long_context or context, *[context] * (batch - 1)]
+    prefill = 4 + sum(contexts) // _SMALLEST_CHUNK
     most = (warm_up + steps + prefill) * (built.proposer.block_size + 1)
-    params = EngineSamplingParams(max_new_tokens=most)
+    params = replace(params, max_new_tokens=most)
     with (
         torch.inference_mode(),
         marked_calls(built.runner, "forward", watch.mark) as passes,
@@ -76,9 +89,13 @@ def measure_rounds(
         marked_calls(built.proposer, "propose", watch.mark) as drafts,
         marked_calls(built.proposer, "write_context", watch.mark) as writes,
     ):
-        for i in range(batch):
-            prompt = torch.randint(1, built.target.vocab_size, (context,), generator=generator)
-            engine.add(Request(str(i), tuple(prompt.tolist()), params))
+
+        def add(name: str, length: int) -> None:
+            prompt = torch.randint(1, built.target.vocab_size, (length,), generator=generator)
+            engine.add(Request(name, tuple(prompt.tolist()), params))
+
+        for i, length in enumerate(contexts):
+            add(str(i), length)
         started: set[str] = set()
         while len(started) < batch:
             started |= {event.request_id for event in engine.step()}
@@ -87,15 +104,19 @@ def measure_rounds(
         watch.finish()
         for marks in (drafts, passes, writes):
             marks.clear()
+        if prompt_beside:
+            add(_BESIDE, prompt_beside)
         seconds, tokens = [], 0
         for _ in range(steps):
             began = time.perf_counter()
             events = engine.step()
             seconds.append(time.perf_counter() - began)
             tokens += sum(len(event.token_ids) for event in events)
+            if any(event.request_id == _BESIDE for event in events):
+                break
         watch.finish()
-        for i in range(batch):
-            engine.abort(str(i))
+        for name in engine.request_ids():
+            engine.abort(name)
     parts = {"draft": drafts, "target": passes, "context": writes}
     return Rounds(
         step_ms=Spread.of([1000 * s for s in seconds]),
@@ -105,5 +126,5 @@ def measure_rounds(
             if marks
         },
         tokens_per_s=tokens / sum(seconds),
-        accept_length=tokens / (steps * batch),
+        accept_length=tokens / (len(seconds) * batch),
     )

@@ -19,6 +19,8 @@ SECTIONS: Mapping[str, Section] = dict(
             checks.texts,
             measures.writes,
             measures.speculation,
+            measures.sampled,
+            measures.backends,
             measures.eager,
             measures.plain,
             checks.flashinfer_attention,

@@ -23,7 +23,7 @@ from engine.cuda_graphs import GraphedProposer
 from kv_pool import ReferenceAttention
 from kv_pool.attention.flashinfer import FlashInferAttention
 from kv_pool.attention.flashinfer_workspace import Workspace
-from tests.support.kv_pool.fake_flashinfer import HintedWrapper
+from tests.support.kv_pool.fake_flashinfer import FakeWrapper
 
 CPU = torch.device("cpu")
 
@@ -57,7 +57,12 @@ def test_every_section_runs_and_every_check_passes(
     assert all(row["share_of_copy"] > 0 for row in found["tables"]["verify pass"])
     paths = [row["path"] for row in found["tables"]["stacked against per layer, end to end"]]
     assert paths == ["stacked", "per_layer"] * 2
-    assert len(found["tables"]["aims"]) == 3
+    assert len(found["tables"]["aims"]) == 6
+    assert [row["batch"] for row in found["tables"]["sampled rounds"]] == [1, 2]
+    for row in found["tables"]["rounds beside a prompt"]:
+        assert row["step_ms"] > row["alone_ms"] > 0
+    assert found["tables"]["one long context among short ones"][0]["long_context"] == 64
+    assert "rounds, attention by reference" in found["tables"]
     assert found["circumstances"]["transformers"]
 
 
@@ -195,7 +200,7 @@ def test_flashinfer_is_checked_if_installed() -> None:
     backend = FlashInferAttention(
         page_size=16,
         workspace=Workspace(CPU, num_bytes=64),
-        make_wrapper=HintedWrapper,
+        make_wrapper=FakeWrapper,
         fallback=ReferenceAttention(page_size=16, device=CPU),
     )
     offered = type("Offered", (), {"make_attention": staticmethod(lambda page_size: backend)})
