@@ -1,18 +1,47 @@
 """Implements paged attention with the project's Triton kernels, eagerly and in CUDA graphs."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
+import triton
+from jaxtyping import Float, Int32
 from torch import Tensor
 
 from kv_pool.attention.backend import AttentionOptions
 from kv_pool.attention.paging import overwrite_rows, page_rows
 from kv_pool.attention.transfer import overwrite, to_device
-from kv_pool.attention.triton_kernels import Tiles, launch
+from kv_pool.attention.triton_kernels import Division, launch
+from kv_pool.attention.triton_schedule import (
+    IntTable,
+    Schedule,
+    TileShape,
+    most_parts,
+    padded,
+    schedule,
+    tile_table,
+)
 
-_TILE_ROWS = 64  # query rows times heads of one KV head that a program holds at most
+_H100_SHARED_BYTES = 232_448  # assumed where the kernels are interpreted
+_H200_MULTIPROCESSORS = 132  # likewise
+_PROGRAMS_PER_MULTIPROCESSOR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLimits:
+    """The limits of a device that tiles and splits depend on."""
+
+    shared_bytes: int  # shared memory of one program
+    multiprocessors: int
+
+    @classmethod
+    def of(cls, device: torch.device) -> "DeviceLimits":
+        if device.type != "cuda":
+            return cls(_H100_SHARED_BYTES, _H200_MULTIPROCESSORS)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        found = triton.runtime.driver.active.utils.get_device_properties(index)
+        return cls(found["max_shared_mem"], found["multiprocessor_count"])
 
 
 class TritonAttention:
@@ -21,9 +50,13 @@ class TritonAttention:
     name = "triton"
     fixed_plan_bytes = 0
 
-    def __init__(self, *, page_size: int, device: torch.device) -> None:
+    def __init__(
+        self, *, page_size: int, device: torch.device, limits: DeviceLimits | None = None
+    ) -> None:
+        """limits: None reads them from the device."""
         self._page_size = page_size
         self._device = device
+        self._limits = limits or DeviceLimits.of(device)
 
     def plan(
         self,
@@ -38,8 +71,9 @@ class TritonAttention:
             max_pages=max(-(-length // self._page_size) for length in kv_lens),
             page_size=self._page_size,
             causal=causal,
-            max_kv_len=max(kv_lens),
+            is_fixed=False,
             device=self._device,
+            limits=self._limits,
         )
         plan.update(kv_lens=kv_lens, page_tables=page_tables)
         return plan
@@ -52,18 +86,35 @@ class TritonAttention:
             max_pages=max_pages,
             page_size=self._page_size,
             causal=causal,
-            max_kv_len=max_pages * self._page_size,
+            is_fixed=True,
             device=self._device,
+            limits=self._limits,
         )
 
 
-class TritonPlan:
-    """Holds page tables as a rectangle on the device, and the queries' tiles.
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Identifies a kind of layer: everything that its division depends on except lengths."""
 
-    tile    (sequence, first query): one program per tile, KV head and split
-    split   one of a few equal parts of a tile's keys: few sequences with long contexts then
-            occupy the whole device; a second kernel combines the parts
-    """
+    group: int  # query heads of a KV head
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    itemsize: int
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Divided:
+    """The tiles of a kind of layer on both sides, and the division of their keys."""
+
+    tiles: IntTable
+    num_programs: int  # for each KV head
+    division: Division
+
+
+class TritonPlan:
+    """Holds page tables as a rectangle on the device, and the programs of each kind of layer."""
 
     def __init__(
         self,
@@ -72,21 +123,24 @@ class TritonPlan:
         max_pages: int,
         page_size: int,
         causal: bool,
-        max_kv_len: int,
+        is_fixed: bool,
         device: torch.device,
+        limits: DeviceLimits,
     ) -> None:
+        """is_fixed: tables have the same size and address after every update."""
         self._query_lens = list(query_lens)
-        self._max_pages = max_pages
         self._page_size = page_size
         self._causal = causal
-        self._max_kv_len = max_kv_len
+        self._is_fixed = is_fixed
         self._device = device
+        self._limits = limits
         starts = np.concatenate([[0], np.cumsum(self._query_lens)]).astype(np.int32)
         self._starts = to_device(starts, device)
         num_sequences = len(self._query_lens)
         self._pages = torch.zeros(num_sequences, max_pages, dtype=torch.int32, device=device)
         self._kv_lens = torch.ones(num_sequences, dtype=torch.int32, device=device)
-        self._tiles: dict[int, Tiles] = {}  # by heads per KV head
+        self._host_lens: Sequence[int] = self._query_lens
+        self._divided: dict[_Kind, _Divided] = {}
 
     def update(self, *, kv_lens: Sequence[int], page_tables: Sequence[Sequence[int]]) -> None:
         """See FixedPlan.update."""
@@ -95,6 +149,14 @@ class TritonPlan:
         rows = page_rows(kv_lens=kv_lens, page_tables=page_tables, page_size=self._page_size)
         overwrite_rows(self._pages, rows)
         overwrite(self._kv_lens, np.asarray(kv_lens, dtype=np.int32))
+        self._host_lens = kv_lens
+        for kind, divided in self._divided.items():
+            found = self._schedule(
+                kind, divided.tiles, divided.division.shape, divided.num_programs
+            )
+            division = divided.division
+            overwrite(division.items, padded(found.items, len(division.items)))
+            overwrite(division.merges, padded(found.merges, len(division.merges)))
 
     def attend(
         self,
@@ -104,31 +166,66 @@ class TritonPlan:
         options: AttentionOptions,
     ) -> Float[Tensor, "T H Dv"]:
         """See AttentionPlan.attend."""
-        group = query.shape[1] // keys.shape[1]
-        if group not in self._tiles:
-            self._tiles[group] = self._cut(group)
+        kind = _Kind(
+            group=query.shape[1] // keys.shape[1],
+            num_kv_heads=keys.shape[1],
+            key_dim=keys.shape[2],
+            value_dim=values.shape[2],
+            itemsize=query.dtype.itemsize,
+            window=options.window,
+        )
+        if kind not in self._divided:
+            self._divided[kind] = self._divide(kind)
         return launch(
             query,
             keys,
             values,
-            tiles=self._tiles[group],
+            division=self._divided[kind].division,
             starts=self._starts,
             pages=self._pages,
             kv_lens=self._kv_lens,
             page_size=self._page_size,
-            max_kv_len=self._max_kv_len,
             causal=self._causal,
             options=options,
         )
 
-    def _cut(self, group: int) -> Tiles:
-        rows = min(_TILE_ROWS, group * max(self._query_lens))
-        num_rows = max(16, 1 << (max(rows, group) - 1).bit_length())
-        queries = num_rows // group
-        cut = [
-            (sequence, first)
-            for sequence, query_len in enumerate(self._query_lens)
-            for first in range(0, query_len, queries)
-        ]
-        table = np.asarray(cut, dtype=np.int32).T.copy()
-        return Tiles(table=to_device(table, self._device), queries=queries, num_rows=num_rows)
+    def _divide(self, kind: _Kind) -> _Divided:
+        shape = TileShape.of(
+            group=kind.group,
+            longest=max(self._query_lens),
+            key_dim=max(16, triton.next_power_of_2(kind.key_dim)),
+            value_dim=max(16, triton.next_power_of_2(kind.value_dim)),
+            itemsize=kind.itemsize,
+            shared_bytes=self._limits.shared_bytes,
+        )
+        tiles = tile_table(self._query_lens, shape.queries)
+        enough = _PROGRAMS_PER_MULTIPROCESSOR * self._limits.multiprocessors
+        num_programs = max(1, enough // kind.num_kv_heads)
+        found = self._schedule(kind, tiles, shape, num_programs)
+        sizes = len(found.items), len(found.merges), found.num_parts
+        if self._is_fixed:
+            sizes = most_parts(tiles.shape[1], num_programs)
+        division = Division(
+            shape=shape,
+            tiles=to_device(tiles, self._device),
+            items=self._table(found.items, sizes[0]),
+            merges=self._table(found.merges, sizes[1]),
+            num_parts=sizes[2],
+        )
+        return _Divided(tiles, num_programs, division)
+
+    def _table(self, rows: IntTable, count: int) -> Int32[Tensor, "C X"]:
+        return to_device(padded(rows, count), self._device)
+
+    def _schedule(
+        self, kind: _Kind, tiles: IntTable, shape: TileShape, num_programs: int
+    ) -> Schedule:
+        return schedule(
+            tiles,
+            queries=shape.queries,
+            query_lens=self._query_lens,
+            kv_lens=self._host_lens,
+            causal=self._causal,
+            window=kind.window,
+            num_programs=num_programs,
+        )

@@ -1,7 +1,8 @@
-"""Triton kernels of TritonAttention: online softmax over pages, then combining the splits.
+"""Triton kernels of TritonAttention: online softmax over pages, then merging split tiles.
 
-Method: tiled attention with a running maximum (FlashAttention, Dao et al. 2022). If there are few
-tiles, their keys are split over programs (FlashDecoding). Scores and sums are float32.
+Method: tiled attention with a running maximum (FlashAttention, Dao et al. 2022). Keys of a tile are
+split over programs where it has much more work than others (FlashDecoding). Scores and sums are
+float32.
 """
 
 from dataclasses import dataclass
@@ -13,20 +14,20 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 from kv_pool.attention.backend import AttentionOptions
+from kv_pool.attention.triton_schedule import TileShape
 
-_KEYS = 64  # keys of one loop iteration
-_MAX_SPLITS = 16
-_ENOUGH_PROGRAMS = 264  # two for each multiprocessor of an H200
-_MIN_SPLIT = 256  # keys; shorter splits cost more to combine than they gain
+_WARPS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
-    """Describes the tiles. A tile's rows are its queries times the heads of one KV head."""
+class Division:
+    """The programs of one kind of layer; see triton_schedule."""
 
-    table: Int32[Tensor, "2 N"]  # sequence; first query within the sequence
-    queries: int  # of one tile
-    num_rows: int  # a power of two, at least queries * group
+    shape: TileShape
+    tiles: Int32[Tensor, "2 N"]
+    items: Int32[Tensor, "C 4"]
+    merges: Int32[Tensor, "M 3"]
+    num_parts: int  # partial results for each KV head
 
 
 def launch(
@@ -34,12 +35,11 @@ def launch(
     keys: Float[Tensor, "S Hkv D"],
     values: Float[Tensor, "S Hkv Dv"],
     *,
-    tiles: Tiles,
+    division: Division,
     pages: Int32[Tensor, "B P"],
     kv_lens: Int32[Tensor, "B"],
     starts: Int32[Tensor, "B+1"],
     page_size: int,
-    max_kv_len: int,
     causal: bool,
     options: AttentionOptions,
 ) -> Float[Tensor, "T H Dv"]:
@@ -47,74 +47,69 @@ def launch(
     window, softcap, sinks = options.window, options.softcap, options.sinks
     num_queries, num_heads, key_dim = query.shape
     num_kv_heads, value_dim = values.shape[1:]
-    num_tiles = tiles.table.shape[1]
-    splits = num_splits(num_tiles * num_kv_heads, max_kv_len, window)
-    is_whole = splits == 1 and sinks is None
+    shape, num_merges = division.shape, len(division.merges)
     query = query if query.stride(2) == 1 else query.contiguous()
     out = query.new_empty(num_queries, num_heads, value_dim)
-    # Without splits there are no partial results, and `out` takes their place.
-    parts = out if is_whole else _floats(query, splits, num_queries, num_heads, value_dim)
-    sums = out if is_whole else _floats(query, splits, num_queries, num_heads)
-    _attend[(num_tiles, num_kv_heads, splits)](
+    # Without split tiles there are no parts, and one unread number takes their place.
+    rows = (division.num_parts * num_kv_heads, shape.rows) if num_merges else (1, 1)
+    parts = _floats(query, *rows, value_dim)
+    sums = _floats(query, *rows)
+    tile = {
+        "GROUP": num_heads // num_kv_heads,
+        "QUERIES": shape.queries,
+        "ROWS": shape.rows,
+        "HKV": num_kv_heads,
+        "DV": value_dim,
+        "HAS_SINKS": sinks is not None,
+    }
+    _attend[(len(division.items), num_kv_heads)](
         query,
         keys,
         values,
+        out,
         parts,
         sums,
-        tiles.table,
+        sinks if sinks is not None else sums,
+        division.tiles,
+        division.items,
         starts,
         pages,
         kv_lens,
         query.stride(0),
         query.stride(1),
-        num_queries,
-        num_tiles,
+        division.tiles.shape[1],
         pages.shape[1],
         options.scale,
         softcap if softcap is not None else 1.0,
         window if window is not None else 0,
-        splits,
+        **tile,
         CAUSAL=causal,
         HAS_WINDOW=window is not None,
         HAS_SOFTCAP=softcap is not None,
-        IS_WHOLE=is_whole,
-        H=num_heads,
-        HKV=num_kv_heads,
-        GROUP=num_heads // num_kv_heads,
-        QUERIES=tiles.queries,
-        ROWS=tiles.num_rows,
-        KEYS=_KEYS,
+        KEYS=shape.keys,
         PAGE=page_size,
         D=key_dim,
-        DV=value_dim,
         BLOCK_D=max(16, triton.next_power_of_2(key_dim)),
         BLOCK_DV=max(16, triton.next_power_of_2(value_dim)),
         WIDE=query.device.type == "cpu",
-        num_warps=4,
-        num_stages=2,
+        num_warps=_WARPS,
+        num_stages=shape.stages,
     )
-    if not is_whole:
-        _combine[(num_queries, num_heads)](
+    if num_merges:
+        _merge[(num_merges, num_kv_heads)](
             parts,
             sums,
             sinks if sinks is not None else sums,
             out,
-            num_queries,
-            splits,
-            HAS_SINKS=sinks is not None,
-            BLOCK_SPLITS=_MAX_SPLITS,
-            H=num_heads,
-            DV=value_dim,
+            division.tiles,
+            division.merges,
+            starts,
+            division.tiles.shape[1],
+            **tile,
             BLOCK_DV=triton.next_power_of_2(value_dim),
-            num_warps=4,
+            num_warps=_WARPS,
         )
     return out
-
-
-def num_splits(num_programs: int, max_kv_len: int, window: int | None) -> int:
-    """Count the splits of a tile's keys: enough to occupy the device, none below _MIN_SPLIT."""
-    longest = max_kv_len if window is None else min(max_kv_len, window)
-    return max(1, min(_ENOUGH_PROGRAMS // num_programs, longest // _MIN_SPLIT, _MAX_SPLITS))
 
 
 def _floats(like: Tensor, *shape: int) -> Tensor:
@@ -123,46 +118,51 @@ def _floats(like: Tensor, *shape: int) -> Tensor:
 
 # Arguments that differ from step to step must not specialize the kernel: a compilation would stall
 # requests for seconds.
-@triton.jit(do_not_specialize=["num_queries", "num_tiles", "max_pages", "window", "splits"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_tiles", "max_pages", "window"])  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
     query,
     keys,
     values,
+    out,
     parts,
     sums,
+    sinks,
     tiles,
+    items,
     starts,
     pages,
     kv_lens,
     query_stride,
     head_stride,
-    num_queries,
     num_tiles,
     max_pages,
     scale,
     softcap,
     window,
-    splits,
-    CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    IS_WHOLE: tl.constexpr,
-    H: tl.constexpr,
-    HKV: tl.constexpr,
     GROUP: tl.constexpr,
     QUERIES: tl.constexpr,
     ROWS: tl.constexpr,
+    HKV: tl.constexpr,
+    DV: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
     KEYS: tl.constexpr,
     PAGE: tl.constexpr,
     D: tl.constexpr,
-    DV: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     WIDE: tl.constexpr,  # products in float32: the interpreter has none in bfloat16
 ):
-    tile = tl.program_id(0)
+    item = items + tl.program_id(0) * 4
+    tile = tl.load(item)
+    if tile < 0:
+        return
     kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    lo = tl.load(item + 1)
+    hi = tl.load(item + 2)
+    part = tl.load(item + 3)
     sequence = tl.load(tiles + tile)
     first = tl.load(tiles + num_tiles + tile)
     start = tl.load(starts + sequence)
@@ -185,17 +185,6 @@ def _attend(  # type: ignore[no-untyped-def]
     )
     if WIDE:
         q = q.to(tl.float32)
-
-    # Keys that any row of the tile attends to, and this program's part of them.
-    lo = 0
-    hi = kv_len
-    if CAUSAL:
-        hi = tl.minimum(kv_len, kv_len - query_len + first + QUERIES)
-    if HAS_WINDOW:
-        lo = tl.maximum(0, kv_len - query_len + first - window + 1)
-    length = (hi - lo + splits - 1) // splits
-    lo = lo + split * length
-    hi = tl.minimum(hi, lo + length)
 
     dim_v = tl.arange(0, BLOCK_DV)
     largest = tl.full([ROWS], float("-inf"), tl.float32)
@@ -234,55 +223,87 @@ def _attend(  # type: ignore[no-untyped-def]
         total = total * shrink + tl.sum(probs, axis=1)
         largest = now
 
-    some = tl.where(total > 0.0, total, 1.0)
-    result = acc / some[:, None]
-    to = (start + nth).to(tl.int64) * H + head
-    kept = is_query[:, None] & (dim_v < DV)[None, :]
-    if IS_WHOLE:
+    if part < 0:
+        if HAS_SINKS:
+            sink = tl.load(sinks + head).to(tl.float32)
+            now = tl.maximum(largest, sink)
+            shrink = tl.exp(largest - now)
+            acc = acc * shrink[:, None]
+            total = total * shrink + tl.exp(sink - now)
+        some = tl.where(total > 0.0, total, 1.0)
+        to = (start + nth).to(tl.int64) * (HKV * GROUP) + head
         tl.store(
-            parts + to[:, None] * DV + dim_v[None, :],
-            result.to(parts.dtype.element_ty),
-            mask=kept,
+            out + to[:, None] * DV + dim_v[None, :],
+            (acc / some[:, None]).to(out.dtype.element_ty),
+            mask=is_query[:, None] & (dim_v < DV)[None, :],
         )
     else:
-        to = to + split.to(tl.int64) * num_queries * H
-        tl.store(parts + to[:, None] * DV + dim_v[None, :], result, mask=kept)
-        weight = tl.where(total > 0.0, largest + tl.log(some), float("-inf"))
-        tl.store(sums + to, weight, mask=is_query)
+        some = tl.where(total > 0.0, total, 1.0)
+        to = (part.to(tl.int64) * HKV + kv_head) * ROWS + row
+        tl.store(
+            parts + to[:, None] * DV + dim_v[None, :],
+            acc / some[:, None],
+            mask=(dim_v < DV)[None, :],
+        )
+        tl.store(sums + to, tl.where(total > 0.0, largest + tl.log(some), float("-inf")))
 
 
-@triton.jit(do_not_specialize=["num_queries", "splits"])  # type: ignore[untyped-decorator]
-def _combine(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["num_tiles"])  # type: ignore[untyped-decorator]
+def _merge(  # type: ignore[no-untyped-def]
     parts,
     sums,
     sinks,
     out,
-    num_queries,
-    splits,
-    HAS_SINKS: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
-    H: tl.constexpr,
+    tiles,
+    merges,
+    starts,
+    num_tiles,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    ROWS: tl.constexpr,
+    HKV: tl.constexpr,
     DV: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Weight each split by its sum of exponentials; a sink adds one term without a value."""
-    row = tl.program_id(0).to(tl.int64) * H + tl.program_id(1)
-    split = tl.arange(0, BLOCK_SPLITS)
+    """Weight each part of a tile by its sum of exponentials; a sink adds one without a value."""
+    merge = merges + tl.program_id(0) * 3
+    tile = tl.load(merge)
+    if tile < 0:
+        return
+    kv_head = tl.program_id(1)
+    first_part = tl.load(merge + 1).to(tl.int64)
+    count = tl.load(merge + 2)
+    sequence = tl.load(tiles + tile)
+    start = tl.load(starts + sequence)
+    row = tl.arange(0, ROWS)
+    nth = tl.load(tiles + num_tiles + tile) + row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    is_query = (row < QUERIES * GROUP) & (nth < tl.load(starts + sequence + 1) - start)
     dim = tl.arange(0, BLOCK_DV)
-    at = split.to(tl.int64) * num_queries * H + row
-    weight = tl.load(sums + at, mask=split < splits, other=float("-inf"))
-    largest = tl.max(weight, axis=0)
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
     if HAS_SINKS:
-        sink = tl.load(sinks + tl.program_id(1)).to(tl.float32)
-        largest = tl.maximum(largest, sink)
-    factor = tl.exp(weight - largest)
-    total = tl.sum(factor, axis=0)
-    if HAS_SINKS:
-        total = total + tl.exp(sink - largest)
-    part = tl.load(
-        parts + at[:, None] * DV + dim[None, :],
-        mask=(split < splits)[:, None] & (dim < DV)[None, :],
-        other=0.0,
+        largest = tl.load(sinks + head).to(tl.float32)
+        total += 1.0
+    acc = tl.zeros([ROWS, BLOCK_DV], tl.float32)
+    for nth_part in range(count):
+        at = ((first_part + nth_part) * HKV + kv_head) * ROWS + row
+        weight = tl.load(sums + at)
+        now = tl.maximum(largest, weight)
+        safe = tl.where(now == float("-inf"), 0.0, now)
+        shrink = tl.exp(largest - safe)
+        factor = tl.exp(weight - safe)
+        found = tl.load(
+            parts + at[:, None] * DV + dim[None, :], mask=(dim < DV)[None, :], other=0.0
+        )
+        acc = acc * shrink[:, None] + found * factor[:, None]
+        total = total * shrink + factor
+        largest = now
+    some = tl.where(total > 0.0, total, 1.0)
+    to = (start + nth).to(tl.int64) * (HKV * GROUP) + head
+    tl.store(
+        out + to[:, None] * DV + dim[None, :],
+        (acc / some[:, None]).to(out.dtype.element_ty),
+        mask=is_query[:, None] & (dim < DV)[None, :],
     )
-    result = tl.sum(part * factor[:, None], axis=0) / total
-    tl.store(out + row * DV + dim, result.to(out.dtype.element_ty), mask=dim < DV)

@@ -1,156 +1,74 @@
-"""The kernels compile for Hopper on a machine without a GPU."""
+"""Kernels compile for GPUs on a machine without one, within each device's shared memory."""
 
 import json
 import os
 import subprocess
 import sys
+from itertools import product
+from typing import Any
 
 import pytest
 
 from tests.support.paths import ROOT
 
-STORE = {
-    "module": "draft.context.triton_context",
-    "kernel": "_store_kernel",
-    "types": {
-        **dict.fromkeys(["product", "norm", "keys", "values"], "*bf16"),
-        **dict.fromkeys(["positions", "slots"], "*i64"),
-        "factors": "*fp32",
-        "num_slots": "i32",
-        "eps": "fp32",
-    },
-    "constants": {
-        "L": 5,
-        "PARTS": 2,
-        "NORMS_VALUES": False,
-        "H": 8,
-        "HALF": 64,
-        "BLOCK_H": 8,
-        "BLOCK_HALF": 64,
-    },
-}
-STORE_SHARED = {
-    **STORE,
-    "constants": {
-        "L": 5,
-        "PARTS": 1,
-        "NORMS_VALUES": True,
-        "H": 1,
-        "HALF": 256,
-        "BLOCK_H": 1,
-        "BLOCK_HALF": 256,
-    },
-}
-ATTEND_TYPES = {
-    **dict.fromkeys(["query", "keys", "values"], "*bf16"),
-    **dict.fromkeys(["tiles", "starts", "pages", "kv_lens"], "*i32"),
-    **dict.fromkeys(["query_stride", "head_stride", "num_queries", "num_tiles"], "i32"),
-    **dict.fromkeys(["max_pages", "window", "splits"], "i32"),
-    **dict.fromkeys(["scale", "softcap"], "fp32"),
-    "sums": "*fp32",
-}
-ATTEND_CONSTANTS = {
-    "CAUSAL": True,
-    "HAS_WINDOW": False,
-    "HAS_SOFTCAP": False,
-    "H": 32,
-    "HKV": 8,
-    "GROUP": 4,
-    "KEYS": 64,
-    "PAGE": 16,
-    "D": 128,
-    "DV": 128,
-    "BLOCK_D": 128,
-    "BLOCK_DV": 128,
-    "WIDE": False,
-}
-VERIFY = {
-    "module": "kv_pool.attention.triton_kernels",
-    "kernel": "_attend",
-    "types": {**ATTEND_TYPES, "parts": "*fp32"},
-    "constants": {**ATTEND_CONSTANTS, "IS_WHOLE": False, "QUERIES": 8, "ROWS": 32},
-}
-PROMPT = {
-    "module": "kv_pool.attention.triton_kernels",
-    "kernel": "_attend",
-    "types": {**ATTEND_TYPES, "parts": "*bf16", "sums": "*bf16"},
-    "constants": {
-        **ATTEND_CONSTANTS,
-        "HAS_WINDOW": True,
-        "HAS_SOFTCAP": True,
-        "IS_WHOLE": True,
-        "QUERIES": 16,
-        "ROWS": 64,
-    },
-}
-COMBINE = {
-    "module": "kv_pool.attention.triton_kernels",
-    "kernel": "_combine",
-    "types": {
-        **dict.fromkeys(["parts", "sums", "sinks"], "*fp32"),
-        "out": "*bf16",
-        **dict.fromkeys(["num_queries", "splits"], "i32"),
-    },
-    "constants": {
-        "HAS_SINKS": True,
-        "BLOCK_SPLITS": 16,
-        "H": 32,
-        "DV": 128,
-        "BLOCK_DV": 128,
-    },
-}
+CAPABILITIES = (80, 86, 89, 90, 100, 120)
+DTYPES = ("bfloat16", "float16", "float32")
 
 
-_LAYER = "engine.fused_layers.layer_kernels"
-ADD_AND_NORM = {
-    "module": _LAYER,
-    "kernel": "_add_and_norm",
-    "types": {
-        **dict.fromkeys(["x", "branch", "out"], "*bf16"),
-        **dict.fromkeys(["branch_norm", "norm"], "*fp32"),
-        "width": "i32",
-        "eps": "fp32",
-    },
-    "constants": {"HAS_BRANCH": True, "NORMS_BRANCH": True, "NORMS": True, "BLOCK": 4096},
-}
-ROTATE = {
-    "module": _LAYER,
-    "kernel": "_rotate_and_store",
-    "types": {
-        **dict.fromkeys(["product", "out", "keys", "values"], "*bf16"),
-        **dict.fromkeys(["norms", "rotary"], "*fp32"),
-        **dict.fromkeys(["positions", "slots"], "*i64"),
-        "table": "i64",
-        "eps": "fp32",
-    },
-    "constants": {"H": 32, "HKV": 8, "D": 128, "R": 128, "NORMS": True, "BLOCK": 128},
-}
-ROTATE_IN_PART = {
-    **ROTATE,
-    "constants": {"H": 32, "HKV": 32, "D": 96, "R": 72, "NORMS": False, "BLOCK": 128},
-}
-ACTIVATE = {
-    "module": _LAYER,
-    "kernel": "_activate",
-    "types": {"product": "*bf16", "out": "*bf16", "width": "i32"},
-    "constants": {"IS_GELU": True, "BLOCK": 1024},
-}
+def attention(heads: int, kv_heads: int, dim: int, **options: Any) -> dict[str, Any]:
+    """Describe a layer's attention over a prompt of one long tile, whose keys are split."""
+    return {
+        "launch": "attend",
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "key_dim": dim,
+        "value_dim": dim,
+        "query_len": 100,
+        "kv_len": 3000,
+        "causal": True,
+        "window": None,
+        "softcap": None,
+        "sinks": False,
+        **options,
+    }
 
 
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        *(STORE, STORE_SHARED, VERIFY, PROMPT, COMBINE),
-        *(ADD_AND_NORM, ROTATE, ROTATE_IN_PART, ACTIVATE),
-    ],
-    ids=[
-        *("store", "store_shared", "verify", "prompt", "combine"),
-        *("add_and_norm", "rotate", "rotate_in_part", "activate"),
-    ],
-)
-def test_it_compiles_for_the_released_shapes(kernel: dict[str, object]) -> None:
+def store(layers: int, kv_heads: int, dim: int, *, parts: int = 2) -> dict[str, Any]:
+    """Describe a context write; parts: 1 where keys and values share a projection."""
+    return {
+        "launch": "store",
+        "layers": layers,
+        "kv_heads": kv_heads,
+        "key_dim": dim,
+        "parts": parts,
+    }
+
+
+# Layers of the released pairs, targets and drafts. One shape stands for all models that have it.
+SHAPES = {
+    "Qwen3-4B, 8B, Llama-3-8B": attention(32, 8, 128),
+    "Qwen3-14B": attention(40, 8, 128),
+    "Llama-3.2-1B": attention(32, 8, 64),
+    "Gemma-3-4B": attention(8, 4, 256, window=1024),
+    "Gemma-3-12B, Gemma-4": attention(16, 8, 256),
+    "Gemma-3-27B": attention(32, 16, 128, window=1024),
+    "Gemma-4, whole context": attention(16, 2, 512),
+    "gpt-oss": attention(64, 8, 64, window=128, sinks=True),
+    "draft of Qwen3": attention(32, 8, 128, causal=False),
+    "draft of Gemma": attention(16, 8, 256, causal=False, softcap=30.0),
+}
+STORES = {
+    "draft of Qwen3": store(5, 8, 128),
+    "draft of Gemma": store(5, 8, 256),
+    "draft of Gemma, shared": store(5, 1, 512, parts=1),
+}
+# Rows of a tile: a plain round's, a verify window's, a prompt's.
+QUERY_LENS = (1, 8, 100)
+
+
+def compiled(*cases: dict[str, Any]) -> list[list[dict[str, Any]]]:
     run = subprocess.run(
-        [sys.executable, "-m", "tests.support.compile_for_hopper", json.dumps(kernel)],
+        [sys.executable, "-m", "tests.support.compile_kernels", json.dumps(cases)],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "0"},
         capture_output=True,
@@ -158,4 +76,45 @@ def test_it_compiles_for_the_released_shapes(kernel: dict[str, object]) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert int(run.stdout) > 0  # bytes of machine code
+    found: list[list[dict[str, Any]]] = json.loads(run.stdout)
+    return found
+
+
+def assert_fits(kernels: list[dict[str, Any]], *names: str) -> None:
+    assert [kernel["kernel"] for kernel in kernels] == list(names)
+    for kernel in kernels:
+        assert kernel["cubin"] > 0
+        assert kernel["shared"] <= kernel["limit"], kernel
+
+
+@pytest.mark.parametrize("capability", [89, 90])
+def test_every_kernel_compiles_with_its_largest_tile(capability: int) -> None:
+    """In bfloat16 with every option; the largest in bytes are float32's, see verify-cuda."""
+    every = {"window": 1024, "softcap": 30.0, "sinks": True}
+    cases = (attention(32, 8, 128, **every), store(5, 8, 128))
+    found = compiled(*({**c, "capability": capability, "dtype": "bfloat16"} for c in cases))
+    assert_fits(found[0], "_attend", "_merge")
+    assert_fits(found[1], "_store_kernel")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention_of_the_released_shapes_fits_into_every_device(
+    shape: str, capability: int, dtype: str
+) -> None:
+    case = {**SHAPES[shape], "capability": capability, "dtype": dtype}
+    for kernels in compiled(*({**case, "query_len": length} for length in QUERY_LENS)):
+        assert_fits(kernels, "_attend", "_merge")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_context_writes_of_the_released_shapes_fit_into_every_device(capability: int) -> None:
+    cases = [
+        {**shape, "capability": capability, "dtype": dtype}
+        for shape, dtype in product(STORES.values(), DTYPES)
+    ]
+    for kernels in compiled(*cases):
+        assert_fits(kernels, "_store_kernel")

@@ -18,7 +18,7 @@ from engine.model_setup.device_backend import DeviceBackend, choose_device_backe
 from kv_pool import KVPool, ReferenceAttention
 from kv_pool.attention.flashinfer import FlashInferAttention
 from kv_pool.attention.flashinfer_workspace import WORKSPACE_BYTES
-from kv_pool.attention.triton_attention import TritonAttention
+from kv_pool.attention.triton_attention import DeviceLimits, TritonAttention
 from tests.support.engine.tiny_models import CPU, tiny_engine
 from tests.support.kv_pool.fake_flashinfer import FakeWrapper
 
@@ -30,6 +30,7 @@ def installed(*packages: str) -> Iterator[None]:
     with (
         patch.object(device_backend, "find_spec", lambda name: name if name in packages else None),
         patch.object(device_backend, "CudaCapturer", lambda device: TapeCapturer()),
+        patch.object(DeviceLimits, "of", lambda device: DeviceLimits(232_448, 132)),
     ):
         yield
 

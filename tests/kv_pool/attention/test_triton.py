@@ -4,16 +4,17 @@ Without a CUDA device, Triton's interpreter runs the kernels.
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime import driver
 
-from kv_pool.attention import triton_kernels
+from kv_pool.attention import triton_schedule
 from kv_pool.attention.fixed import FixedBackend, FixedPlan
-from kv_pool.attention.triton_attention import TritonAttention
-from kv_pool.attention.triton_kernels import num_splits
+from kv_pool.attention.triton_attention import DeviceLimits, TritonAttention
 from tests.support.kv_pool.oracle import Batch, Heads, Options, attend_dense, make_batch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -67,12 +68,54 @@ def test_it_is_dense_attention_over_ragged_batches(page_size: int, options: Opti
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-@pytest.mark.parametrize("splits", [2, 3, 16])
-def test_split_keys_give_the_same_result(splits: int, options: Options) -> None:
+@pytest.mark.parametrize("part", [64, 7, 1])
+def test_split_keys_give_the_same_result(part: int, options: Options) -> None:
     batch = make_batch(query_lens=[6, 1], kv_lens=[150, 3], page_size=4, unwritten=float("nan"))
-    with patch.object(triton_kernels, "num_splits", lambda *_: splits):
+    with patch.object(triton_schedule, "_MIN_SPLIT", part):
         found = attend_eagerly(batch, options)
     assert_same(found, attend_dense(batch, options))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_a_fixed_plan_splits_whichever_sequence_is_long_now(options: Options) -> None:
+    first = make_batch(query_lens=[2, 2, 2], kv_lens=[9, 9, 9], page_size=4)
+    with patch.object(triton_schedule, "_MIN_SPLIT", 8):
+        plan = backend_of(first).fixed_plan(
+            num_sequences=3, query_len=2, max_pages=20, causal=options.causal
+        )
+        addresses = set()
+        for kv_lens in ([9, 9, 9], [70, 2, 5], [3, 2, 79]):
+            batch = make_batch(query_lens=[2, 2, 2], kv_lens=kv_lens, page_size=4)
+            plan.update(kv_lens=batch.kv_lens, page_tables=batch.page_tables)
+            assert_same(attend(plan, batch, options), attend_dense(batch, options))
+            (divided,) = plan._divided.values()
+            addresses.add((divided.division.items.data_ptr(), divided.division.merges.data_ptr()))
+    assert len(addresses) == 1
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("shared", [14, 24, 60])
+def test_tiles_of_any_device_give_the_same_result(shared: int, options: Options) -> None:
+    batch = make_batch(query_lens=[1, 70, 6], kv_lens=[9, 75, 6], page_size=4)
+    limits = DeviceLimits(shared_bytes=shared * 1024, multiprocessors=3)
+    plan = TritonAttention(page_size=4, device=DEVICE, limits=limits).plan(
+        query_lens=batch.query_lens,
+        kv_lens=batch.kv_lens,
+        page_tables=batch.page_tables,
+        causal=options.causal,
+    )
+    assert_same(attend(plan, batch, options), attend_dense(batch, options))
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_limits_are_those_of_the_device(kind: str) -> None:
+    ada = {"max_shared_mem": 101_376, "multiprocessor_count": 128}
+    utils = SimpleNamespace(get_device_properties=lambda index: {1: ada}[index])
+    with patch.object(driver, "_active", SimpleNamespace(utils=utils)):
+        found = DeviceLimits.of(torch.device(kind, 1 if kind == "cuda" else None))
+        with patch.object(torch.cuda, "current_device", lambda: 1):
+            assert DeviceLimits.of(torch.device(kind)) == found
+    assert found == (DeviceLimits(101_376, 128) if kind == "cuda" else DeviceLimits(232_448, 132))
 
 
 @pytest.mark.parametrize(
@@ -129,24 +172,6 @@ def test_queries_need_not_be_contiguous() -> None:
     want = attend_dense(batch, Options())
     batch.query = batch.query.transpose(0, 1).contiguous().transpose(0, 1)
     assert_same(attend_eagerly(batch, Options()), want)
-
-
-@pytest.mark.parametrize(
-    ("num_programs", "max_kv_len", "window", "splits"),
-    [
-        (8, 16384, None, 16),
-        (8, 600, None, 2),
-        (8, 100, None, 1),
-        (8, 16384, 512, 2),
-        (64, 16384, None, 4),
-        (80, 16384, None, 3),
-        (1024, 16384, None, 1),
-    ],
-)
-def test_few_sequences_with_long_contexts_are_split(
-    num_programs: int, max_kv_len: int, window: int | None, splits: int
-) -> None:
-    assert num_splits(num_programs, max_kv_len, window) == splits
 
 
 def test_it_is_a_backend_for_graphs() -> None:
