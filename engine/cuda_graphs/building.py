@@ -35,7 +35,7 @@ class CaptureLimits:
 
     max_running: int  # sequences
     max_len: int  # tokens of a sequence
-    width: int  # rows of a full verify window
+    widths: tuple[int, ...]  # rows of verify windows, ascending
 
 
 def capture_graphs(
@@ -66,8 +66,8 @@ def capture_graphs(
             attention=_fixed(make_attention()),
             capturer=capturer,
             capture_sizes=capture_sizes,
-            width=limits.width,
-            max_pages=pages(limits.width),
+            widths=limits.widths,
+            max_pages=pages(limits.widths[-1]),
             scratch=scratch,
             device=device,
         )

@@ -12,10 +12,13 @@ class CaptureSizes:
 
     @classmethod
     def up_to(cls, largest: int) -> Self:
-        """Choose powers of two and the largest: no batch is padded to more than twice its size."""
+        """Choose 1, 2, 4, 8, every 4 up to 32, every 8 after that, and the largest.
+
+        At 33 sequences and more a pass is arithmetic, so padding costs as much as sequences do.
+        """
         assert largest >= 1, largest
-        sizes = {1 << n for n in range(largest.bit_length()) if 1 << n < largest}
-        return cls(tuple(sorted(sizes | {largest})))
+        sizes = {1, 2, 4, *range(8, 32, 4), *range(32, largest, 8)}
+        return cls(tuple(sorted({size for size in sizes if size < largest} | {largest})))
 
     def holding(self, num_sequences: int) -> int | None:
         """Find the smallest size that holds so many sequences; None when none does."""

@@ -21,6 +21,7 @@ from engine.cuda_graphs.capture import GraphCapturer, Recording
 from engine.cuda_graphs.capture_sizes import CaptureSizes
 from engine.cuda_graphs.pinned import PinnedAttention
 from engine.cuda_graphs.scratch import ScratchPage
+from engine.cuda_graphs.shared_outputs import SharedOutputs
 from kv_pool import FixedBackend
 
 # A greedy row in a sampling round is sampled at this temperature: the distribution is the argmax
@@ -53,6 +54,7 @@ class GraphedProposer:
         self._capture_sizes = capture_sizes
         self._scratch = scratch
         self._rounds: dict[tuple[int, bool], _Round] = {}
+        outputs = SharedOutputs()
         for size in reversed(
             capture_sizes.sizes
         ):  # the largest first: the others fit into its memory
@@ -69,11 +71,11 @@ class GraphedProposer:
             proposer = eager.with_attention(attending)
             for samples in (False, True):
                 self._rounds[size, samples] = _capture(
-                    proposer, attending, capturer, size, scratch.slot, samples, device
+                    proposer, attending, capturer, outputs, size, scratch.slot, samples, device
                 )
 
     def propose(self, request: BlockRequest) -> DraftBlock:
-        """See Proposer.propose. The result is a copy: another replay may overwrite the outputs."""
+        """See Proposer.propose. Distributions are valid until the next round."""
         count = len(request.context_lens)
         size = self._capture_sizes.holding(count)
         is_masked_sampling = request.mask is not None and request.sampling is not None
@@ -89,9 +91,7 @@ class GraphedProposer:
         found = this.recording.outputs
         block = DraftBlock(
             draft_ids=found.draft_ids[:count].clone(),
-            draft_probs=None
-            if found.draft_probs is None or request.sampling is None
-            else found.draft_probs[request.sampling.rows],
+            draft_probs=_drawn(found, request),
             confidence_logits=None
             if found.confidence_logits is None
             else found.confidence_logits[:count].clone(),
@@ -165,10 +165,20 @@ class _Round:
             mine.sampling.uniforms[theirs.rows] = theirs.uniforms
 
 
+def _drawn(found: DraftBlock, request: BlockRequest) -> Float[Tensor, "R K V"] | None:
+    """Return the distributions of the rows that draw; all of them without a copy."""
+    if found.draft_probs is None or request.sampling is None:
+        return None
+    rows = request.sampling.rows
+    count = len(request.context_lens)
+    return found.draft_probs[:count] if len(rows) == count else found.draft_probs[rows]
+
+
 def _capture(
     proposer: DSparkProposer,
     attention: PinnedAttention,
     capturer: GraphCapturer,
+    outputs: SharedOutputs,
     size: int,
     scratch_slot: int,
     samples: bool,
@@ -190,6 +200,19 @@ def _capture(
         context_lens=[0] * size,
         sampling=sampling,
     )
+
+    def run() -> DraftBlock:
+        found = proposer.propose(request)
+
+        def kept(name: str, tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else outputs.store(name, tensor)
+
+        return DraftBlock(
+            draft_ids=outputs.store("draft_ids", found.draft_ids),
+            draft_probs=kept("draft_probs", found.draft_probs),
+            confidence_logits=kept("confidence_logits", found.confidence_logits),
+        )
+
     with torch.inference_mode():
-        recording = capturer.capture(lambda: proposer.propose(request))
+        recording = capturer.capture(run)
     return _Round(request, attention, recording)

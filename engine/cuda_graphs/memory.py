@@ -12,7 +12,7 @@ class GraphSizes:
     """The sizes of captured passes and of their outputs."""
 
     capture_sizes: CaptureSizes
-    width: int  # rows of a full verify window
+    widths: tuple[int, ...]  # rows of verify windows
     vocab_size: int
     aux_size: int  # tapped hidden states of a row, side by side
     block_size: int  # 0 without a draft
@@ -20,14 +20,14 @@ class GraphSizes:
 
     @property
     def output_bytes(self) -> int:
-        """Bytes of every size's logits, taps and, where rows are sampled, draft distributions."""
+        """Bytes of logits, taps and draft distributions, which all sizes share."""
         row = (self.vocab_size + self.aux_size) * self.itemsize
         drawn = self.block_size * self.vocab_size * _FLOAT32
-        rows = self.width if self.width == 1 else self.width + 1  # with a capture of single rows
-        return sum(self.capture_sizes.sizes) * (rows * row + drawn)
+        return self.capture_sizes.sizes[-1] * (self.widths[-1] * row + drawn)
 
     @property
     def num_graphs(self) -> int:
-        """Graphs that attend over pages: per size the target's, over full windows and single rows,
-        and the draft's, greedy and sampled."""
-        return len(self.capture_sizes.sizes) * (1 if self.block_size == 0 else 4)
+        """Graphs that attend over pages: per size the target's, over windows of every width, and
+        the draft's, greedy and sampled."""
+        per_size = len(self.widths) + (2 if self.block_size else 0)
+        return len(self.capture_sizes.sizes) * per_size

@@ -31,19 +31,19 @@ class TapeCapturer:
     name = "tape"
 
     def __init__(self) -> None:
-        self._made: list[object] = []  # outputs of every recording, oldest first
+        self._made: list[list[Tensor]] = []  # outputs in every recording's memory, oldest first
 
     def capture(self, run: Callable[[], T]) -> Recording[T]:
         run()  # a warm-up, as on CUDA
         tape = _Tape()
         with tape:
             outputs = run()
-        self._made.append(outputs)
+        self._made.append([x for x in _tensors(outputs) if _storage(x) in tape.storages])
         return _TapeRecording(tape, outputs, run, partial(self._spoil, after=len(self._made)))
 
     def _spoil(self, after: int) -> None:
         for outputs in self._made[after:]:
-            for tensor in _tensors(outputs):
+            for tensor in outputs:
                 is_float = tensor.is_floating_point()
                 tensor.fill_(torch.nan if is_float else torch.iinfo(tensor.dtype).max)
 
@@ -62,6 +62,7 @@ class _Call:
             for at, x in enumerate(_pytree.tree_leaves(result))
             if _is_tensor(x) and _storage(x) not in inputs
         ]
+        self.storages = {_storage(x) for _, x in self._results}
         self.does_something = bool(self._results) or func._schema.is_mutable
 
     def __call__(self) -> None:
@@ -96,6 +97,11 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not any(made is x for x in _pytree.tree_leaves((args, kwargs or {}))):
                 self._made[id(made)] = made
         return result
+
+    @property
+    def storages(self) -> set[int]:
+        """Return the storages of tensors that the tape made."""
+        return {storage for call in self.calls for storage in call.storages}
 
     def _has_made(self, x: Any) -> bool:
         return id(x) in self._made
@@ -149,5 +155,6 @@ def _is_tensor(x: object) -> bool:
 
 
 def _storage(x: Any) -> int:
-    address: int = x.untyped_storage().data_ptr()
-    return address
+    """Return the identity of a tensor's memory, which views share."""
+    identity: int = x.untyped_storage()._cdata
+    return identity

@@ -12,6 +12,7 @@ from engine.cuda_graphs.capture import GraphCapturer, Recording
 from engine.cuda_graphs.capture_sizes import CaptureSizes
 from engine.cuda_graphs.pinned import PinnedAttention
 from engine.cuda_graphs.scratch import ScratchPage
+from engine.cuda_graphs.shared_outputs import SharedOutputs
 from engine.runner.batch import ScheduleBatch
 from engine.runner.target_model import TargetModel, TargetOutput
 from engine.runner.transfer import upload
@@ -28,8 +29,8 @@ class GraphedTarget:
 
     A sequence's rows are at the end of its window, so causal attention sees the same keys as in an
     eager pass. Other rows are padding: their keys and values go to the scratch page, which only
-    padding sequences read. Steps without drafts have windows of one row. Steps with more rows of a
-    sequence, or with a sequence that is shorter than a window, run eagerly.
+    padding sequences read. A step runs in the narrowest window that holds its sequences. Steps with
+    more rows of a sequence, or with a sequence that is shorter than a window, run eagerly.
     """
 
     def __init__(
@@ -40,24 +41,25 @@ class GraphedTarget:
         attention: FixedBackend,
         capturer: GraphCapturer,
         capture_sizes: CaptureSizes,
-        width: int,
+        widths: tuple[int, ...],
         max_pages: int,
         scratch: ScratchPage,
         device: torch.device,
     ) -> None:
-        """Capture every size, with full windows and with single rows.
+        """Capture every size, with windows of every width.
 
-        width: rows of a full verify window; max_pages: of a sequence and such a window.
+        widths: rows of verify windows, ascending; max_pages: of a sequence and the widest window.
         make_target builds the same target over another attention. Raises NoFixedPlan when a
         layer's attention cannot be captured.
         """
         self._eager = eager
         self._capture_sizes = capture_sizes
-        self._widths = sorted({1, width})
+        self._widths = widths
+        outputs = SharedOutputs()
         self._scratch = scratch
         self._device = device
         self._windows: dict[tuple[int, int], _Window] = {}
-        for rows in reversed(self._widths):  # the largest first: the others fit into its memory
+        for rows in reversed(widths):  # the largest first: the others fit into its memory
             for size in reversed(capture_sizes.sizes):
                 attending = PinnedAttention(
                     attention, num_sequences=size, query_len=rows, max_pages=max_pages
@@ -66,7 +68,14 @@ class GraphedTarget:
                     kv_lens=_kv_lens([], size, rows), page_tables=scratch.pad_tables([], rows, size)
                 )
                 self._windows[size, rows] = _capture(
-                    make_target(attending), attending, capturer, size, rows, scratch.slot, device
+                    make_target(attending),
+                    attending,
+                    capturer,
+                    outputs,
+                    size,
+                    rows,
+                    scratch.slot,
+                    device,
                 )
 
     @property
@@ -126,6 +135,7 @@ def _capture(
     target: TargetModel,
     attention: PinnedAttention,
     capturer: GraphCapturer,
+    outputs: SharedOutputs,
     size: int,
     width: int,
     scratch_slot: int,
@@ -149,8 +159,16 @@ def _capture(
         kv_lens=(width,) * size,
         page_tables=((),) * size,
     )
+
+    def run() -> TargetOutput:
+        found = target.forward(batch)
+        aux_hidden = found.aux_hidden
+        if aux_hidden.shape[1]:
+            aux_hidden = outputs.store("aux_hidden", aux_hidden)
+        return TargetOutput(outputs.store("logits", found.logits), aux_hidden)
+
     with torch.inference_mode():
-        recording = capturer.capture(lambda: target.forward(batch))
+        recording = capturer.capture(run)
     pads = (integers(0, 1), integers(0, 1), integers(scratch_slot, 1))
     return _Window(token_ids, positions, slots, pads, attention, recording)
 

@@ -14,7 +14,7 @@ from engine.model_setup.memory_plan import MemoryPlan
 from engine.model_setup.pool_sizing import plan_pool
 from engine.model_setup.prepared_models import PreparedModels
 from engine.model_setup.target_backend import make_target
-from engine.platform.auto_settings import resolve_window
+from engine.platform.auto_settings import resolve_widths, resolve_window
 from engine.runner.target_model import Target, TargetModel
 from engine.scheduler.request_limits import served_len
 from kv_pool import KVPool
@@ -129,7 +129,7 @@ def _capture(
         limits=GraphLimits(
             max_running=config.max_running_requests,
             max_len=max_len,
-            width=resolve_window(config, proposer.block_size),
+            widths=resolve_widths(config, proposer.block_size),
         ),
         scratch=ScratchPage(page=pool.num_pages - 1, page_size=pool.page_size),
         device=models.layout.device,

@@ -41,6 +41,9 @@ class _Everything:
     def fill(self, draft_ids: Sequence[int], words: npt.NDArray[np.uint32]) -> None:
         words[:] = EVERYTHING
 
+    def commit(self, token_id: int) -> bool:
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class PeakStep:

@@ -13,7 +13,7 @@ from engine.model_setup.draft_backend import DraftPath, make_proposer
 from engine.model_setup.memory_plan import GIB, MemoryPlan, size_text
 from engine.model_setup.peak_step import PeakStep
 from engine.model_setup.target_backend import make_target
-from engine.platform.auto_settings import resolve_lookup_tokens, resolve_window
+from engine.platform.auto_settings import resolve_lookup_tokens, resolve_widths, resolve_window
 from engine.platform.host import available_memory_bytes
 from kv_pool import AttentionBackend, FixedBackend, KVLayout, KVPool
 
@@ -94,7 +94,7 @@ def _captured_sizes(
     block_size = draft.config.block_size if draft is not None else 0
     return GraphSizes(
         capture_sizes=CaptureSizes.up_to(config.max_running_requests),
-        width=resolve_window(config, block_size),
+        widths=resolve_widths(config, block_size),
         vocab_size=target.vocab_size,
         aux_size=draft.config.aux_size if draft is not None else 0,
         block_size=block_size,

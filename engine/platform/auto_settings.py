@@ -10,6 +10,8 @@ from engine.config import EngineConfig
 from engine.errors import LoadError
 from engine.platform.host import available_cores, why_too_many_threads
 
+_SHORT_WINDOW = 4  # rows; most rounds of a cautious budget fit into it
+
 logger = logging.getLogger(__name__)
 
 
@@ -60,6 +62,14 @@ def resolve_window(config: EngineConfig, block_size: int) -> int:
     """Return the most rows that a round verifies, its anchor's included."""
     drafts = resolve_num_draft_tokens(config, block_size)
     return 1 + max(drafts, resolve_lookup_tokens(config))
+
+
+def resolve_widths(config: EngineConfig, block_size: int) -> tuple[int, ...]:
+    """Return the window widths to capture: single rows, short windows, a draft's and a lookup's."""
+    window = resolve_window(config, block_size)
+    drafts = resolve_num_draft_tokens(config, block_size)
+    widths = {1, _SHORT_WINDOW, 1 + drafts, window}
+    return tuple(sorted(width for width in widths if width <= window))
 
 
 def resolve_num_draft_tokens(config: EngineConfig, block_size: int) -> int:

@@ -289,8 +289,8 @@ class DeviceSection(HostSection):
     )
     graphs: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="auto records decode rounds as CUDA graphs at start, for batches of 1, 2, 4 "
-        "and so on up to max_running_requests; on refuses to start without them; off launches "
+        description="auto records decode rounds as CUDA graphs at start, for batches of 1, 2, 4, "
+        "8 and more up to max_running_requests; on refuses to start without them; off launches "
         "every kernel by itself.",
     )
 

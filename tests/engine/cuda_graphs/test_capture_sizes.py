@@ -8,9 +8,16 @@ from engine.cuda_graphs.scratch import ScratchPage
 
 @pytest.mark.parametrize(
     ("largest", "sizes"),
-    [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (64, (1, 2, 4, 8, 16, 32, 64))],
+    [
+        (1, (1,)),
+        (2, (1, 2)),
+        (6, (1, 2, 4, 6)),
+        (20, (1, 2, 4, 8, 12, 16, 20)),
+        (64, (1, 2, 4, *range(8, 33, 4), 40, 48, 56, 64)),
+        (50, (1, 2, 4, *range(8, 33, 4), 40, 48, 50)),
+    ],
 )
-def test_capture_sizes_double_up_to_the_largest(largest: int, sizes: tuple[int, ...]) -> None:
+def test_capture_sizes_are_dense_up_to_the_largest(largest: int, sizes: tuple[int, ...]) -> None:
     assert CaptureSizes.up_to(largest).sizes == sizes
 
 

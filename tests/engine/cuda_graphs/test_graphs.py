@@ -274,6 +274,47 @@ def test_a_step_without_drafts_replays_windows_of_one_row(draft_folder: Path) ->
     assert len(replayed) >= NEW_TOKENS - 1
 
 
+@pytest.mark.parametrize(("drafts", "width"), [(0, 1), (1, 4), (3, 4), (4, 5)])
+def test_a_step_runs_in_the_narrowest_window_that_holds_it(
+    drafts: int, width: int, draft_folder: Path
+) -> None:
+    built = graphed_engine(draft_folder=draft_folder)
+    runner = built.runner
+    assert isinstance(runner, GraphedTarget)
+    replayed: list[int] = []
+    for (_, rows), window in runner._windows.items():
+        replay = window.recording.replay
+        window.recording.replay = lambda rows=rows, replay=replay: (replayed.append(rows), replay())  # type: ignore[method-assign,misc]
+    requests = [
+        replace(each, params=replace(each.params, num_draft_tokens=drafts, ignore_eos=True))
+        for each in greedy_requests(prompts(3, vocab=VOCAB, low=9), 2 * NEW_TOKENS)
+    ]
+    found = texts_of(built, requests)
+    assert found == texts_of(tiny_engine(draft_folder=draft_folder), requests)
+    assert max(replayed) == width
+
+
+def test_lookups_longer_than_a_block_have_windows_as_wide(draft_folder: Path) -> None:
+    built = graphed_engine(draft_folder=draft_folder, lookup="on", lookup_tokens=7)
+    assert isinstance(built.runner, GraphedTarget)
+    assert {width for _, width in built.runner._windows} == {1, 4, 5, 8}
+
+
+def test_recordings_of_all_sizes_share_their_outputs(draft_folder: Path) -> None:
+    """Each writes to the first rows of the largest one's memory."""
+    built = graphed_engine(draft_folder=draft_folder)
+    assert isinstance(built.runner, GraphedTarget)
+    assert isinstance(built.proposer, GraphedProposer)
+    windows = built.runner._windows
+    outputs = [window.recording.outputs for window in windows.values()]
+    assert len({output.logits.data_ptr() for output in outputs}) == 1
+    assert len({output.aux_hidden.data_ptr() for output in outputs}) == 1
+    (shape,) = {output.logits.untyped_storage().nbytes() for output in outputs}
+    assert shape == 6 * 5 * VOCAB * 4
+    drawn = [r.recording.outputs.draft_probs for r in built.proposer._rounds.values()]
+    assert len({probs.data_ptr() for probs in drawn if probs is not None}) == 1
+
+
 def test_padding_writes_only_the_scratch_page(draft_folder: Path) -> None:
     built = graphed_engine(draft_folder=draft_folder, prefix_cache=False)
     pool = built.pool

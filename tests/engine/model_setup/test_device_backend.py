@@ -96,8 +96,8 @@ def test_graphs_can_be_switched_off() -> None:
 def test_each_model_gets_a_separate_attention() -> None:
     with installed("triton"):
         make = chosen(CUDA).make_attention
-    assert isinstance(make(4), TritonAttention)
-    assert make(4) is not make(4)
+        assert isinstance(make(4), TritonAttention)
+        assert make(4) is not make(4)
 
 
 def test_every_flashinfer_attention_shares_one_workspace(

@@ -136,7 +136,7 @@ def test_a_flat_distribution_is_computed_again_with_more_entries_alone(steps: li
     logits[2] = logits[3:] = 0.01 * torch.randn(VOCAB)
     found = verdicts(logits, *sequences)
     assert steps == [128, 128, 0, VOCAB, VOCAB, 0]
-    with patch.object(grouping, "_SIZES", ()):
+    with patch.object(grouping, "_MUCH_LARGER", 10**6):
         steps.clear()
         assert verdicts(logits, *sequences) == found
     assert steps == [VOCAB, VOCAB, 0]

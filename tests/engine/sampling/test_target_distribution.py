@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import (
     LogitsProcessorList,
@@ -141,6 +141,7 @@ def exactness(
     return is_exact[0]
 
 
+@settings(deadline=None)
 @given(
     scores=st.lists(st.lists(st.integers(0, 5), min_size=40, max_size=40), min_size=1, max_size=4),
     size=st.integers(1, 40),

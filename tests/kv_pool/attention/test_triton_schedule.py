@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_pool.attention.triton_schedule import (
@@ -70,6 +70,7 @@ def test_few_sequences_with_long_contexts_are_split(
     assert len(found.merges) == (len(kv_lens) if parts else 0)
 
 
+@settings(deadline=None)
 @given(
     lens=st.lists(st.tuples(st.integers(1, 90), st.integers(0, 9000)), min_size=1, max_size=20),
     queries=st.sampled_from([1, 3, 8, 64]),

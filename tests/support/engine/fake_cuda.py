@@ -20,11 +20,11 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from draft import DSparkNetwork, TargetFacts, read_config
-from draft.context import triton_context
+from draft.context import stacked_kv, triton_context
 from engine.build import Built, wire_engine
 from engine.config import EngineConfig
 from engine.cuda_graphs.tape import TapeCapturer
@@ -109,7 +109,7 @@ def fake_cuda() -> Iterator[FakeCuda]:
     """Let "cuda" exist within the block, for tensors without numbers."""
     register_guard()
     seen = FakeCuda()
-    convert, to_list = Tensor.to, Tensor.tolist
+    convert = Tensor.to
 
     def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         target = kwargs.get("device", args[0] if args else None)
@@ -120,8 +120,6 @@ def fake_cuda() -> Iterator[FakeCuda]:
         return torch.empty(self.shape, dtype=self.dtype, device=CUDA)
 
     def tolist(self: Tensor) -> Any:
-        if not isinstance(self, FakeTensor):
-            return to_list(self)
         seen.num_reads += self.device.type == "cuda"
         return np.zeros(self.shape, dtype=np.int64).tolist()
 
@@ -144,7 +142,7 @@ def fake_cuda() -> Iterator[FakeCuda]:
         enter(patch.multiple(torch.cuda, **counters))
         enter(patch.object(Tensor, "pin_memory", lambda self: self))
         enter(patch.object(Tensor, "to", to))
-        enter(patch.object(Tensor, "tolist", tolist))
+        enter(patch.object(FakeTensor, "tolist", tolist))
         enter(patch.object(Tensor, "cpu", cpu))
         enter(patch.object(verify_step, "download", seen.download))
         for module, names in (
@@ -159,6 +157,7 @@ def fake_cuda() -> Iterator[FakeCuda]:
         enter(
             patch.object(target_backend, "check_target", lambda *_, **__: TargetCheck(1, 0.0, 0.0))
         )
+        enter(patch.object(stacked_kv, "_PLAIN_TENSORS", (Tensor, nn.Parameter, FakeTensor)))
         enter(patch.object(fused_norms, "_agrees", lambda *_: True))
         enter(FakeTensorMode(allow_non_fake_inputs=True))
         yield seen

@@ -17,7 +17,7 @@ class FakeWrapper:
 
     def __init__(
         self,
-        workspace: Tensor,
+        float_workspace_buffer: Tensor,
         kv_layout: str,
         *,
         use_cuda_graph: bool = False,
@@ -28,7 +28,7 @@ class FakeWrapper:
         paged_kv_last_page_len_buf: Tensor | None = None,
     ) -> None:
         assert kv_layout == "NHD"
-        assert workspace.dtype == torch.uint8
+        assert float_workspace_buffer.dtype == torch.uint8
         self.num_plans = 0
         self._buffers = (
             qo_indptr_buf,
