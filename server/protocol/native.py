@@ -255,7 +255,11 @@ Texts = Annotated[
 
 
 class TokenizeBody(Body):
-    """Exactly one of text (or its alias prompt) and messages; a list of texts returns lists."""
+    """Exactly one of text (or its alias prompt) and messages; a list of texts returns lists.
+
+    chat_template_kwargs and continue_final_message need messages; the latter needs a last message
+    of the assistant, and excludes add_generation_prompt.
+    """
 
     IGNORED = frozenset({"model"})
 

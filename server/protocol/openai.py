@@ -182,8 +182,8 @@ class ChatBody(OpenAIBody, ToolFields):
     """A chat. stream_options and return_rounds need stream, and top_logprobs needs logprobs.
 
     At most one field sets a grammar; max_tokens and max_completion_tokens are two names of one
-    limit. continue_final_message needs a last message of the assistant, and excludes
-    add_generation_prompt.
+    limit. Tools have distinct names, and tool_choice names one of them. continue_final_message
+    needs a last message of the assistant, and excludes add_generation_prompt.
     """
 
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {

@@ -121,7 +121,17 @@ _STRUCTURED: dict[str, GrammarKind | Literal["json_object"]] = {
 
 
 _STRUCTURES: Any = {
-    "properties": {name: {} for name in _STRUCTURED},
+    "properties": {
+        "json": _SCHEMA,
+        "regex": {"type": ["string", "null"], **_NOT_EMPTY},
+        "grammar": {"type": ["string", "null"], **_NOT_EMPTY},
+        "choice": {
+            "type": ["array", "null"],
+            "minItems": 1,
+            "items": {"type": "string", **_NOT_EMPTY},
+        },
+        "json_object": {"type": ["boolean", "null"]},
+    },
     "additionalProperties": {"enum": [None, False]},
 }
 

@@ -67,6 +67,8 @@ Tools = Annotated[list[ToolBody], item_count(MAX_TOOLS), AfterValidator(_distinc
 
 
 class CalledFunction(Body):
+    """A call; its arguments are a JSON object as text, or empty."""
+
     IGNORED = frozenset({"parsed_arguments"})  # sent back by the official client
 
     name: Text
