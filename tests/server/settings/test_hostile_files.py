@@ -114,16 +114,16 @@ BOMB = "".join(
     ids=lambda text: f"{text[:12]!r}",
 )
 def test_a_hostile_file_is_refused_soon_and_in_one_short_line(tmp_path: Path, text: str) -> None:
+    begun = time.process_time()
+    refusal(text, tmp_path)
+    assert time.process_time() - begun < 3
     tracemalloc.start()
     try:
-        begun = time.process_time()
         refusal(text, tmp_path)
-        seconds = time.process_time() - begun
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak < 100 << 20
-    assert seconds < 3  # a third of it without the counting of memory
 
 
 def test_an_endless_file_is_refused() -> None:
