@@ -1,11 +1,13 @@
 """Reads typed fields of a config.json; errors name the field, found and accepted values."""
 
+import sys
 from collections.abc import Mapping, Sequence
 
 from draft.errors import DraftLoadError
 
 _NESTS = ("dspark_config", "dflash_config")
 _PREFIX = "dspark_"
+_TOO_LARGE = 2**31  # for a size
 
 
 class Fields:
@@ -57,7 +59,7 @@ class Fields:
 
     def integer(self, name: str, *, minimum: int, default: int | None = None) -> int:
         found = self._found(name, default)
-        if isinstance(found, bool) or not isinstance(found, int) or found < minimum:
+        if type(found) is not int or not minimum <= found < _TOO_LARGE:
             raise DraftLoadError(
                 self.label(name), found=_shown(found), accepted=f"an integer >= {minimum}"
             )
@@ -65,7 +67,11 @@ class Fields:
 
     def positive_number(self, name: str) -> float:
         found = self.find(name)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not found > 0:
+        if (
+            isinstance(found, bool)
+            or not isinstance(found, int | float)
+            or not 0 < found <= sys.float_info.max
+        ):
             raise DraftLoadError(self.label(name), found=_shown(found), accepted="a number > 0")
         return float(found)
 

@@ -73,6 +73,15 @@ def test_every_reference_config_is_read(name: str) -> None:
     assert config.aux_size == 64 * len(config.tap_layers)
 
 
+@pytest.mark.parametrize("name", ["block_size", "head_dim", "intermediate_size", "rms_norm_eps"])
+@pytest.mark.parametrize("value", [10**400, -1, True, "5"])
+def test_a_size_that_no_draft_has_is_refused_by_name(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    with pytest.raises(DraftLoadError, match=f"^draft {name}: found "):
+        read(tmp_path, changed(**{name: value}))
+
+
 def test_rank_zero_is_dflash_with_any_head_type(tmp_path: Path) -> None:
     config = changed(markov_rank=0, markov_head_type="strange", enable_confidence_head=False)
     found = read(tmp_path, config)
