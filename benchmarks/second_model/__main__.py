@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file.write_text(json.dumps(result, indent=1), encoding="utf-8")
         found[name] = json.loads(file.read_text(encoding="utf-8"))
     report = {"command": "second-model", **circumstances(start), "steps": found}
-    line = json.dumps(report)
+    line = json.dumps(report).replace(str(work), "FOLDER")
     if args.output is not None:
         file = args.output
         if file.is_dir():

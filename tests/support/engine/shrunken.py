@@ -47,10 +47,17 @@ _SIZES: tuple[tuple[str, int], ...] = (
 # Fields that are None by default although the class needs a value, or that depend on each other.
 _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "dory": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": LAYERS,
+        "n_input_layers": 1,
+        "n_recurrent_layers": 2,
+        "n_output_layers": 1,
+    },
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "dots3_note": {"per_layer_config": None},
     "dots3_note_text": {"per_layer_config": None},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0}},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "gemma4_assistant": {
         "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
     },
@@ -105,7 +112,10 @@ def _build(model_type: str, more: Mapping[str, Any]) -> Any:
     config_class = CONFIG_MAPPING[model_type]
     needed = dict(_NEEDED.get(model_type, {}))
     default = config_class(**{k: v for k, v in needed.items() if k == "text_config"})
-    changes = _changes(default) | needed | dict(more)
+    changes = _changes(default)
+    for name, value in {**needed, **more}.items():
+        is_part = isinstance(value, Mapping) and isinstance(changes.get(name), Mapping)
+        changes[name] = {**changes[name], **value} if is_part else value
     if model_type in _ROPE_BY_KIND:
         changes["rope_parameters"] = _ROPE_BY_KIND[model_type]
     return config_class(**changes)
