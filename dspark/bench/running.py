@@ -29,7 +29,7 @@ from dspark.bench.workloads.trial import Workload
 from engine.build import Built, load_engine, wire_engine
 from engine.config import EngineConfig
 from engine.errors import RequestRejected
-from engine.loading.draft import load_draft, resolve_folder
+from engine.loading.draft import resolve_folder
 from engine.observability.step_observer import StepObserver
 from engine.platform.auto_settings import configure_threads, resolve_device
 from engine.platform.host import cpu_name
@@ -287,7 +287,7 @@ def _single_proposers(config: EngineConfig, built: Built, device: torch.device) 
         "draft only": wire_engine(
             draft_only,
             target=built.target,
-            draft=load_draft(draft_only, built.target, device),
+            draft=built.draft,  # loading it again would miss a head that is quantised by now
             device=device,
         ),
         "lookup only": wire_engine(lookup_only, target=built.target, draft=None, device=device),

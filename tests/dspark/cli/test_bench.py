@@ -8,6 +8,7 @@ import pytest
 
 from dspark.cli.main import main
 from tests.support.bench.broken_engine import wrong_verification
+from tests.support.engine.cpu_kernels import kernels_or_skip
 from tests.support.engine.tiny_models import VOCAB
 from tests.support.server.tiny_pair import TinyPair
 
@@ -78,6 +79,22 @@ def test_comparing_speculation_prints_a_table_and_one_line_of_json(
         "trial 2 of 2: speculation",
         "trial 2 of 2: plain",
     ]
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_each_proposer_alone_is_compared_over_the_same_target(
+    quantization: str, pair: TinyPair, asked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels_or_skip()
+    words = ["--compare", "speculation", "--by-proposer", "--quantization", quantization]
+    assert bench(pair, asked, *words) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["holds"] is True
+    assert list(found["arms"]) == ["plain", "draft only", "lookup only", "speculation"]
+    drafted = {name: arm["draft_rounds_percent"]["max"] for name, arm in found["arms"].items()}
+    assert drafted["plain"] == drafted["lookup only"] == 0
+    looked_up = {name: arm["lookup_rounds_percent"]["max"] for name, arm in found["arms"].items()}
+    assert looked_up["plain"] == looked_up["draft only"] == 0
 
 
 def test_a_comparison_writes_one_page_that_loads_nothing(
