@@ -76,7 +76,7 @@ test-page: $(PAGE) ## the playground in a browser; installs Debian's chromium if
 	OMP_NUM_THREADS=1 CHROMIUM="$$(command -v $(CHROMIUM))" $(BIN)/pytest -m page tests/server/playground
 
 test-ray: $(TESTS) $(RAY) ## deployments of replicas on Ray Serve, about four minutes on two cores
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m ray tests/dspark/deploy
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m ray tests/dspark/deploy tests/dspark/batch
 
 test-clients: $(STAMP) ## unmodified third-party clients; ARGS="--base-url URL" for a running server
 	$(BIN)/python -m tests.clients.run $(ARGS)
