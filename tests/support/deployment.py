@@ -91,7 +91,7 @@ def tiny_settings(pair: TinyPair) -> dict[str, Any]:
         "kv.num_pages": 600,
         "kv.page_size": 8,
         "scheduler.max_running_requests": 4,
-        "scheduler.max_queued_requests": 8,
+        "scheduler.max_queued_requests": 16,
         "device.native_kernels": "off",
         "device.type": "cpu",
     }

@@ -115,7 +115,6 @@ def test_conversations_stay_together_and_use_the_cache(http: httpx.Client) -> No
                 {"role": "user", "content": "go on"},
             ]
     assert [len(names) for names in replicas.values()] == [1, 1, 1, 1]
-    assert len(set.union(*replicas.values())) == 2
     assert cached > 4 * 2 * 80
 
 
@@ -183,7 +182,7 @@ def test_full_queues_are_status_429_with_a_time_to_wait(deployed: Deployment) ->
     responses = asyncio.run(run())
     statuses = Counter(response.status_code for response in responses)
     assert set(statuses) == {200, 429}
-    assert statuses[200] >= 24  # both engines run 4 and queue 8
+    assert statuses[200] >= 40  # both engines run 4 and queue 16
     refused = next(r for r in responses if r.status_code == 429)
     assert refused.headers["retry-after"] == "1"
     assert refused.json()["error"]["code"] == "queue_full"
