@@ -165,7 +165,7 @@ def test_other_work_runs_when_all_is_launched_and_the_host_would_wait(
     params: dict[str, Any], is_masked: bool, expected: list[str], tmp_path: Path
 ) -> None:
     log: list[str] = []
-    forward, verify, download = TargetModel.forward, verifier._verify, verifier.download
+    forward, verify, download = TargetModel.forward, verifier.verify_greedy, verifier.download
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -178,7 +178,7 @@ def test_other_work_runs_when_all_is_launched_and_the_host_would_wait(
     with (
         torch.inference_mode(),
         patch.object(TargetModel, "forward", noted("launch", forward)),
-        patch.object(verifier, "_verify", noted("verify", verify)),
+        patch.object(verifier, "verify_greedy", noted("verify", verify)),
         patch.object(verifier, "download", noted("wait", download)),
     ):
         mask = Everything() if is_masked else None
