@@ -222,13 +222,31 @@ UNEVEN = StepCosts(
 )
 
 
+@contextmanager
+def confidences_by_the_first_token() -> Iterator[None]:
+    """As in the paper's Appendix A: after some tokens the second one is likely, after others not."""
+    propose = DSparkProposer.propose
+
+    def replaced(self: DSparkProposer, request: BlockRequest) -> DraftBlock:
+        block = propose(self, request)
+        second = torch.where(block.draft_ids[:, 0] % 2 == 0, 2.2, -9.0)
+        logits = torch.stack([torch.full_like(second, 1.4), second], dim=1)
+        return replace(block, confidence_logits=logits)
+
+    with patch.object(DSparkProposer, "propose", replaced):
+        yield
+
+
 def scheduled_p_value(
     target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], folder: Path
 ) -> float:
     """Sample with drafts of several texts at once, whose confidences give out the rows."""
     built = eight_token_engine(target, folder, costs=UNEVEN, confidence_schedule="on")
     seeds = itertools.count()  # those that the engine gives itself, the same in every run
-    with patch.object(secrets, "randbits", lambda bits: next(seeds)):
+    with (
+        patch.object(secrets, "randbits", lambda bits: next(seeds)),
+        confidences_by_the_first_token(),
+    ):
         return _p_value(built, _expected(next_probs, 4), **CUT, is_seeded=False)
 
 
@@ -254,18 +272,12 @@ def test_scheduled_confidences_leave_the_targets_distribution(
 def test_a_schedule_that_searches_all_lengths_by_the_blocks_own_confidences_fails_the_same_test(
     target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
 ) -> None:
-    """As in Appendix A of the paper: the second confidence depends on the first token."""
-
     def searching(self: ConfidenceSchedule, plan: StepPlan, block: DraftBlock | None) -> StepPlan:
         if block is None:
             return plan
         assert block.confidence_logits is not None
-        second = block.confidence_logits[:, 1]
-        lengths = dict(
-            zip(
-                plan.drafting, torch.where(second > second.median(), BLOCK, 0).tolist(), strict=True
-            )
-        )
+        pays = block.confidence_logits[:, 1] > 0
+        lengths = dict(zip(plan.drafting, torch.where(pays, BLOCK, 0).tolist(), strict=True))
         return StepPlan(
             tuple(
                 s if s.num_budgeted is None else s.cut(lengths[s], "confidence")
