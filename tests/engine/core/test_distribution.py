@@ -224,7 +224,7 @@ UNEVEN = StepCosts(
 
 @contextmanager
 def confidences_by_the_first_token() -> Iterator[None]:
-    """As in the paper's Appendix A: after some tokens the second one is likely, after others not."""
+    """As in Appendix A: after some tokens the second one is likely, after others not."""
     propose = DSparkProposer.propose
 
     def replaced(self: DSparkProposer, request: BlockRequest) -> DraftBlock:
@@ -265,7 +265,7 @@ def test_scheduled_confidences_leave_the_targets_distribution(
 
     with patch.object(ConfidenceSchedule, "cut", watched):
         assert scheduled_p_value(target, next_probs, tmp_path) > 0.001
-    assert min(cuts.count(number) for number in range(BLOCK + 1)) > 0.02 * len(cuts)
+    assert min(cuts.count(1), cuts.count(2)) > 0.02 * len(cuts)  # a real choice
 
 
 @pytest.mark.slow
