@@ -1,6 +1,7 @@
 """`dspark doctor --diagnose-draft` as a user types it, over a tiny pair on disk."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,21 +54,28 @@ def test_a_misread_draft_is_exit_code_1_and_the_right_reading_is_named(
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "line"),
+    ("flags", "draft", "code", "line"),
     [
-        (["--speculative-algorithm", "none"], 2, "accepted: dspark, with a draft to diagnose"),
-        (["--draft-model", "some/draft"], 1, "some/draft is not on this machine; --load"),
+        (
+            ["--speculative-algorithm", "none"],
+            None,
+            2,
+            "accepted: dspark, with a draft to diagnose",
+        ),
+        ([], Path("some/draft"), 1, "some/draft is not on this machine; --load"),
     ],
 )
 def test_what_cannot_be_diagnosed_is_refused_in_one_line(
     flags: list[str],
+    draft: Path | None,
     code: int,
     line: str,
     pair: TinyPair,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert diagnose(pair, tmp_path, *flags) == code
+    given = replace(pair, draft=draft or pair.draft)
+    assert diagnose(given, tmp_path, *flags) == code
     captured = capsys.readouterr()
     assert captured.out == ""
     assert line in captured.err

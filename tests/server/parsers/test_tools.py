@@ -165,7 +165,11 @@ def _strict(parameters: dict[str, Any]) -> dict[str, Any]:
             "messages.0.tool_calls.0.function.arguments",
             "JSON object",
         ),
-        ({"chat_template_kwargs": {"opening": "\ud800"}}, "messages", "refuses"),
+        (
+            {"chat_template_kwargs": {"opening": "\ud800"}},
+            "chat_template_kwargs.opening",
+            "surrogate",
+        ),
     ],
 )  # fmt: skip
 def test_an_invalid_tool_field_is_named(
