@@ -28,6 +28,16 @@ def settings_of(args: Mapping[str, Any]) -> Settings:
     return settings
 
 
+def check_update(before: Settings, after: Settings) -> None:
+    """Raise SettingsError for a change of what the proxy was started with."""
+    for name in ("host", "port", "ssl_certfile", "ssl_keyfile"):
+        found, kept = getattr(after.server, name), getattr(before.server, name)
+        if found != kept:
+            raise SettingsError(
+                f"server.{name}: found {found}; accepted: {kept}, until the deployment is restarted"
+            )
+
+
 def check(settings: Settings) -> None:
     """Check that nothing is set that replicas do not use. Raises SettingsError."""
     for name in ("header_timeout_s", "body_timeout_s", "exit_on_engine_death"):

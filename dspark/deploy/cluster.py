@@ -1,6 +1,7 @@
 """Runs the application: on a Ray cluster, or on Ray on this machine until a signal."""
 
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 
 from dspark.deploy.application import build_application
+from dspark.deploy.arguments import check_update
 from engine import LoadError
 from server.http.listener import Listener
 from server.settings.base import SettingsError
@@ -22,6 +24,8 @@ logger = logging.getLogger(__name__)
 _NAME = "dspark"  # of the application
 _OBJECT_STORE_BYTES = 128 << 20  # requests and responses pass it only above 100 kB
 _POLL_S = 0.2
+# Ray ends its proxy if it starts more slowly; imports alone take longer on a busy machine.
+_PROXY_START_S = 60.0
 _CLOSING_S = 20.0  # for processes to end, after the time for requests
 
 
@@ -38,7 +42,7 @@ def deploy(settings: Settings, read_again: Callable[[], Settings]) -> int:
         _run(settings, started)
         if address is not None:
             return 0
-        _serve_until_signal(read_again)
+        _serve_until_signal(settings, read_again)
         _drain(settings.server.shutdown_timeout_s)
         return 0
     finally:
@@ -53,6 +57,7 @@ def _connect(settings: Settings) -> None:
     if address is None:
         with Listener(host=settings.server.host, port=settings.server.port):
             pass  # a port in use is reported before anything starts
+        os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", str(_PROXY_START_S))
         ray.init(
             address="local",
             include_dashboard=False,
@@ -111,7 +116,7 @@ def _cause(error: RuntimeError) -> str:
     return lines[-1] if lines else str(error)
 
 
-def _serve_until_signal(read_again: Callable[[], Settings]) -> None:
+def _serve_until_signal(settings: Settings, read_again: Callable[[], Settings]) -> None:
     """Update at SIGHUP; return at SIGTERM or SIGINT."""
     signals: list[int] = []
 
@@ -128,7 +133,9 @@ def _serve_until_signal(read_again: Callable[[], Settings]) -> None:
                 logger.info("shutting down: running requests may finish")
                 return
             try:
-                _run(read_again(), time.monotonic())
+                updated = read_again()
+                check_update(settings, updated)
+                _run(updated, time.monotonic())
             except (SettingsError, LoadError) as error:
                 logger.error("the settings are not updated: %s", error)
     finally:

@@ -1,6 +1,5 @@
 """Receives every request, sends it to a replica, and reports a replica's end to the client."""
 
-import json
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -11,8 +10,8 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dspark.deploy.asgi_calls import portable
-from dspark.deploy.merging import Answer, is_joined, join
-from dspark.deploy.route import Route, replica_of, route_of
+from dspark.deploy.merging import Answer, check_replica_of_abort, is_joined, join
+from dspark.deploy.route import Route, route_of
 from dspark.deploy.stream_errors import error_event
 from server.errors.api_errors import ApiError, Failure, failure_of
 from server.http.middleware import AbsoluteTargets, InternalErrors
@@ -39,7 +38,7 @@ class Gateway:
         body = await self._read(receive)
         path = scope["path"]
         try:
-            if is_joined(path):
+            if is_joined(scope["method"], path):
                 await self._ask_all(portable(scope), body, send)
             else:
                 await self._forward(portable(scope), body, send, route_of(path, body))
@@ -105,7 +104,7 @@ class Gateway:
         if not answers:
             return await _NO_REPLICA.response(scope["path"])(scope, _nothing, send)
         if scope["path"] == "/abort_request" and all(a.status < 400 for a in answers):
-            _check_replica_of_abort(body, answers)
+            check_replica_of_abort(body, answers)
         joined = join(scope["path"], sorted(answers, key=lambda a: a.replica))
         left_out = (b"content-length", _ADDED_BY_PROXY)
         headers = [(name, value) for name, value in joined.headers if name.lower() not in left_out]
@@ -162,19 +161,6 @@ class _Response:
         kept = [(name, value) for name, value in headers if name.lower() != _ADDED_BY_PROXY]
         self._is_stream = any(value.startswith(b"text/event-stream") for _, value in kept)
         return [*kept, (b"x-dspark-replica", (self.replica or "").encode())]
-
-
-def _check_replica_of_abort(body: bytes, answers: Sequence[Answer]) -> None:
-    """Raise ApiError (404) for an id of a replica that has ended."""
-    rid = json.loads(body or b"{}").get("rid")
-    replica = replica_of(rid) if isinstance(rid, str) else None
-    if replica is not None and all(replica != answer.replica for answer in answers):
-        raise ApiError(
-            f"no request {rid!r}: its replica {replica} has ended, and its requests with it",
-            status=404,
-            param="rid",
-            code="request_not_found",
-        )
 
 
 def _with_lifespan(app: ASGIApp) -> ASGIApp:

@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dspark.deploy.route import replica_of
+from server.errors.api_errors import ApiError
+
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
@@ -40,18 +43,34 @@ def join(path: str, answers: Sequence[Answer]) -> Joined:
     failed = [answer for answer in answers if answer.status >= 400]
     if path in _PROBES and len(failed) < len(answers):
         states = {a.replica: "ok" if a.status < 400 else _message(a) for a in answers}
-        return _as_json({**_first_good(answers).json, "replicas": states})
+        good = _first_good(answers)
+        return _as_json({**good.json, "replicas": states}, good)
     if failed:
         return Joined(failed[0].status, failed[0].headers, failed[0].body)
     if path == "/metrics":
         return Joined(200, answers[0].headers, join_metrics([answer.body for answer in answers]))
     bodies = {answer.replica: answer.json for answer in answers}
-    return _as_json(_JOINED[path](answers, bodies))
+    return _as_json(_JOINED[path](answers, bodies), answers[0])
 
 
-def is_joined(path: str) -> bool:
-    """Return whether a request goes to every replica."""
-    return path in _JOINED or path in _PROBES or path == "/metrics"
+def is_joined(method: str, path: str) -> bool:
+    """Return whether a request goes to every replica; a preflight does not."""
+    return method != "OPTIONS" and (path in _JOINED or path in _PROBES or path == "/metrics")
+
+
+def check_replica_of_abort(body: bytes, answers: Sequence[Answer]) -> None:
+    """Raise ApiError (404) for an id of a replica that has ended, if nothing was aborted."""
+    if any(answer.json["aborted"] for answer in answers):
+        return  # a client's own id may look like one with a replica
+    rid = json.loads(body or b"{}").get("rid")
+    replica = replica_of(rid) if isinstance(rid, str) else None
+    if replica is not None and all(replica != answer.replica for answer in answers):
+        raise ApiError(
+            f"no request {rid!r}: its replica {replica} has ended, and its requests with it",
+            status=404,
+            param="rid",
+            code="request_not_found",
+        )
 
 
 def join_metrics(texts: Sequence[bytes]) -> bytes:
@@ -163,6 +182,6 @@ def _message(answer: Answer) -> str:
     return message
 
 
-def _as_json(value: object) -> Joined:
-    headers = ((b"content-type", b"application/json"),)
-    return Joined(200, headers, json.dumps(value).encode())
+def _as_json(value: object, answer: Answer) -> Joined:
+    """Return a value with the headers of a replica's answer, those for browsers included."""
+    return Joined(200, answer.headers, json.dumps(value).encode())

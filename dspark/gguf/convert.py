@@ -108,10 +108,12 @@ def _generation_config(fields: Mapping[str, Any], config: Any) -> GenerationConf
     """End generation at every end token that the file names."""
     names = [f"tokenizer.ggml.{name}_token_id" for name in _END_TOKENS]
     ends = [int(fields[name]) for name in names if name in fields]
-    found = ends or [config.eos_token_id]
+    of_config = config.eos_token_id
+    if not ends and of_config is not None:
+        ends = of_config if isinstance(of_config, list) else [of_config]
     return GenerationConfig(
         bos_token_id=config.bos_token_id,
-        eos_token_id=list(dict.fromkeys(found)),
+        eos_token_id=list(dict.fromkeys(ends)) or None,
         pad_token_id=config.pad_token_id,
     )
 

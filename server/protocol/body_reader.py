@@ -1,8 +1,9 @@
 """Parses and validates a request body; a refusal costs little more than its parse."""
 
 import json
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -12,8 +13,9 @@ from server.protocol.json_bounds import bounds_error
 
 B = TypeVar("B", bound=BaseModel)
 
-# Half of a pair, escaped or not; it may be in a field that no validator reads but a response has.
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+# Values that JSON cannot carry back; a field that no validator reads may have them.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # half of a pair, escaped or not
+_MAY_BE_INFINITE = re.compile(r"NaN|Infinity|[eE]\+?\d{3}|(?<!\d)\d{300}")
 
 
 def read_body(content: bytes, model: type[B]) -> B:
@@ -26,10 +28,26 @@ def read_body(content: bytes, model: type[B]) -> B:
     except ValidationError as error:
         raise InvalidBody(*describe(error.errors(include_url=False))) from None
     if _SURROGATE.search(text) and not _is_unicode(json.dumps(value, ensure_ascii=False)):
-        field = ".".join(_path_to_surrogate(value) or ())
-        message = f"'{field}' must be valid Unicode, without lone surrogates"
-        raise InvalidBody(message, field, "invalid_value")
+        _refuse(value, _has_surrogate, "must be valid Unicode, without lone surrogates")
+    if _MAY_BE_INFINITE.search(text):
+        _refuse(value, _is_infinite, "must be a finite number")
     return body
+
+
+def _refuse(value: object, is_wrong: Callable[[object], bool], accepted: str) -> None:
+    """Raise InvalidBody for the first name or value that is wrong."""
+    path = _path_to(value, is_wrong)
+    if path is not None:
+        field = ".".join(path)
+        raise InvalidBody(f"'{field}' {accepted}", field, "invalid_value")
+
+
+def _has_surrogate(value: object) -> bool:
+    return isinstance(value, str) and not _is_unicode(value)
+
+
+def _is_infinite(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _is_unicode(text: str) -> bool:
@@ -40,19 +58,19 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _path_to_surrogate(value: object) -> list[str] | None:
-    """Return the path of the first name or text with a lone surrogate; None without one."""
-    if isinstance(value, str):
-        return None if _is_unicode(value) else []
+def _path_to(value: object, is_wrong: Callable[[object], bool]) -> list[str] | None:
+    """Return the path of the first name or value that is wrong; None without one."""
+    if is_wrong(value):
+        return []
     items: Iterable[tuple[object, object]] = ()
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, list):
         items = enumerate(value)
     for name, item in items:
-        if isinstance(name, str) and not _is_unicode(name):
+        if is_wrong(name):
             return [quote(name)[1:-1]]
-        path = _path_to_surrogate(item)
+        path = _path_to(item, is_wrong)
         if path is not None:
             return [quote(name).strip('"'), *path]
     return None

@@ -15,6 +15,7 @@ from typing import Any
 MAX_STATES = 512  # of all regexes of a request together; a character costs a test for each
 _MAX_PARTS = 2 * MAX_STATES  # of one regex, groups and repetitions included
 _UNICODE = "(?u)"  # at the beginning of a pattern: its classes are Unicode's
+_TYPES = re.ASCII | re.UNICODE
 _FLAGS = re.IGNORECASE | re.DOTALL | re.VERBOSE | re.ASCII | re.UNICODE
 _CATEGORIES = {
     ops.CATEGORY_DIGIT: r"\d",
@@ -103,10 +104,15 @@ class _Compiler:
 
     def _item(self, op: Any, value: Any, following: int, flags: int) -> int:
         if op is ops.BRANCH:
-            parts = [self._sequence(part, following, flags) for part in value[1]]
-            return self._state(None, parts)
+            parts = []
+            for part in value[1]:
+                self._count_part()  # an empty one has no other part
+                parts.append(self._sequence(part, following, flags))
+            return self._state(None, list(dict.fromkeys(parts)))
         if op is ops.SUBPATTERN:
             _, added, removed, part = value
+            if added & _TYPES:  # each excludes the others
+                flags &= ~_TYPES
             return self._sequence(part, following, self._checked((flags | added) & ~removed))
         if op is ops.MAX_REPEAT or op is ops.MIN_REPEAT:
             least, most, part = value
@@ -161,7 +167,7 @@ class _Compiler:
             if self._tests[state] is not None or state == _ACCEPT:
                 found.append(state)
             elif is_beginning or state not in self._begins:
-                new = [each for each in self._next[state] if each not in seen]
+                new = [each for each in dict.fromkeys(self._next[state]) if each not in seen]
                 seen.update(new)
                 pending += new
         return found

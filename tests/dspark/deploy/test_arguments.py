@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dspark.deploy.arguments import settings_of
+from dspark.deploy.arguments import check_update, settings_of
 from server.settings.base import SettingsError
 from tests.support.paths import ROOT
 
@@ -59,3 +59,11 @@ def test_a_server_and_the_package_of_deployments_import_no_ray() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+def test_an_update_keeps_what_the_proxy_was_started_with() -> None:
+    before = settings_of(PLAIN)
+    server = before.server.model_copy(update={"port": 1 + before.server.port})
+    with pytest.raises(SettingsError, match=r"server\.port: found \d+; accepted: \d+, until"):
+        check_update(before, before.model_copy(update={"server": server}))
+    check_update(before, before)

@@ -3,9 +3,19 @@
 import json
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dspark.deploy.merging import _JOINED, _PROBES, Answer, is_joined, join, join_metrics
+from dspark.deploy.merging import (
+    _JOINED,
+    _PROBES,
+    Answer,
+    check_replica_of_abort,
+    is_joined,
+    join,
+    join_metrics,
+)
+from server.errors.api_errors import ApiError
 from server.http.metrics import ServerMetrics
 from tests.support.server.fakes import FakeEngine, app_with
 
@@ -82,7 +92,21 @@ def test_metrics_of_replicas_are_one_exposition_with_a_label() -> None:
     assert {f.name for f in text_string_to_metric_families(single)} == set(families)
 
 
+def test_headers_for_browsers_are_kept_and_preflights_go_to_one_replica() -> None:
+    allowed = (b"access-control-allow-origin", b"https://a.example")
+    one = Answer("a", 1, 200, (*answer("a", {}).headers, allowed), b'{"status": "ok"}')
+    assert allowed in join("/health", [one]).headers
+    assert not is_joined("OPTIONS", "/health")
+
+
+def test_an_abort_is_refused_for_an_ended_replica_only_if_nothing_was_aborted() -> None:
+    body = json.dumps({"rid": "batch_responses-17"}).encode()
+    check_replica_of_abort(body, [answer("a", {"aborted": 1}), answer("b", {"aborted": 0})])
+    with pytest.raises(ApiError, match="its replica responses has ended"):
+        check_replica_of_abort(body, [answer("a", {"aborted": 0})])
+
+
 def test_the_joined_routes_exist_in_the_server() -> None:
     paths = set(app_with(FakeEngine()).openapi()["paths"])
-    assert {path for path in paths if is_joined(path)} == {*_JOINED, *_PROBES, "/metrics"}
-    assert not is_joined("/v1/models")
+    assert {path for path in paths if is_joined("GET", path)} == {*_JOINED, *_PROBES, "/metrics"}
+    assert not is_joined("GET", "/v1/models")

@@ -175,6 +175,24 @@ def test_a_lone_surrogate_is_refused_in_every_field(fields: bytes, param: str) -
     assert found.message == f"'{param}' must be valid Unicode, without lone surrogates"
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400", "1" + "0" * 320 + ".5"])
+def test_a_number_that_json_cannot_carry_is_refused_in_every_field(number: str) -> None:
+    for field, param in (
+        ('"metadata": {"a": %s}', "metadata.a"),
+        ('"tools": [{"type": "function", "name": "f", "parameters": {"x": [1, %s]}}]',
+         "tools.0.parameters.x.1"),
+    ):  # fmt: skip
+        found = refusal(f'{{"input": "hi", {field % number}}}'.encode(), ResponsesBody)
+        assert found is not None
+        assert found.message == f"'{param}' must be a finite number"
+
+
+def test_large_numbers_and_their_names_in_texts_are_accepted() -> None:
+    text = f'{{"input": "NaN 1e999", "metadata": {{"a": 1e300, "b": {"9" * 400}}}}}'
+    body = read_body(text.encode(), ResponsesBody)
+    assert body.metadata == {"a": 1e300, "b": int("9" * 400)}
+
+
 def test_a_pair_of_surrogates_is_one_character() -> None:
     body = read_body(
         b'{"input": "\\ud83d\\ude00", "metadata": {"a": "\\uD83D\\uDE00"}}', ResponsesBody

@@ -87,12 +87,24 @@ def test_a_skipped_character_is_counted_and_not_matched() -> None:
         ("(?m)^a", "MULTILINE"),
         ("(((a{500}){500}){500})", "too large"),
         ("(?:){0,100000000}", "too large"),
+        ("(?:a(?:" + "|" * 16_000 + ")){300}b", "too large"),
         ("(" * 2000 + "a" + ")" * 2000, "nested too deeply"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(pattern: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         StopRegex.compile(pattern)
+
+
+def test_equal_alternatives_are_one_state() -> None:
+    assert found("xaab", "(?:a(?:|||||||)){2}b") == (1, 4)
+    regex = StopRegex.compile("(?:a(?:|||||||)){2}b")
+    assert all(len(after) == 1 for after in regex.after if after)
+
+
+def test_the_classes_of_a_group_are_those_of_its_flag() -> None:
+    assert found("é", "(?u:é)") == found("é", r"(?u:\w)") == (0, 1)
+    assert found("é", r"(?a:\w)") is None
 
 
 def test_the_time_of_a_search_is_linear_in_the_text() -> None:
