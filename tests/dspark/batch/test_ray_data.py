@@ -20,7 +20,7 @@ EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 @pytest.mark.ray
 def test_the_example_answers_as_one_model_does(tmp_path: Path) -> None:
     pytest.importorskip("ray.data", exc_type=ImportError)  # also without pyarrow
-    pair = TinyPair.write(tmp_path)
+    pair = TinyPair.write(tmp_path / "pair")  # a folder "draft" beside a script hides the package
     config = tmp_path / "config.yaml"
     settings = {
         "model": {"path": str(pair.target)},
