@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -174,21 +175,28 @@ def test_a_biased_verifier_fails_the_same_test(
 CUT: dict[str, int] = {"num_tokens": 4, "num_samples": 20_000}
 
 
-@pytest.mark.slow
-def test_a_confidence_threshold_leaves_the_targets_distribution(
-    target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
-) -> None:
-    built = eight_token_engine(target, tmp_path, confidence_threshold=0.25)
-    cuts = []
-    cut = ConfidenceThreshold.cut
+@contextmanager
+def recorded_cuts(kind: type[ConfidenceThreshold | ConfidenceSchedule]) -> Iterator[list[int]]:
+    """Record how many draft tokens are left of each whole block."""
+    cuts: list[int] = []
+    cut = kind.cut
 
-    def watched(self: ConfidenceThreshold, plan: StepPlan, block: DraftBlock | None) -> StepPlan:
+    def recorded(self: Any, plan: StepPlan, block: DraftBlock | None) -> StepPlan:
         kept = cut(self, plan, block)
         planned = zip(plan.drafting, kept.drafting, strict=True)
         cuts.extend(k.num_drafts for p, k in planned if p.num_drafts == BLOCK)
         return kept
 
-    with patch.object(ConfidenceThreshold, "cut", watched):
+    with patch.object(kind, "cut", recorded):
+        yield cuts
+
+
+@pytest.mark.slow
+def test_a_confidence_threshold_leaves_the_targets_distribution(
+    target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
+) -> None:
+    built = eight_token_engine(target, tmp_path, confidence_threshold=0.25)
+    with recorded_cuts(ConfidenceThreshold) as cuts:
         assert _p_value(built, _expected(next_probs, 4), **CUT) > 0.001
     assert min(cuts.count(1), cuts.count(2)) > 0.1 * len(cuts)  # a real choice
 
@@ -254,16 +262,7 @@ def scheduled_p_value(
 def test_scheduled_confidences_leave_the_targets_distribution(
     target: LoadedTarget, next_probs: dict[tuple[int, ...], Tensor], tmp_path: Path
 ) -> None:
-    cuts = []
-    cut = ConfidenceSchedule.cut
-
-    def watched(self: ConfidenceSchedule, plan: StepPlan, block: DraftBlock | None) -> StepPlan:
-        kept = cut(self, plan, block)
-        planned = zip(plan.drafting, kept.drafting, strict=True)
-        cuts.extend(k.num_drafts for p, k in planned if p.num_drafts == BLOCK)
-        return kept
-
-    with patch.object(ConfidenceSchedule, "cut", watched):
+    with recorded_cuts(ConfidenceSchedule) as cuts:
         assert scheduled_p_value(target, next_probs, tmp_path) > 0.001
     assert min(cuts.count(1), cuts.count(2)) > 0.02 * len(cuts)  # a real choice
 

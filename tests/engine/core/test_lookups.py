@@ -14,7 +14,14 @@ from engine import EngineSamplingParams, FinishReason, Request
 from engine.draft_length.cost_model import Curve, StepCosts
 from engine.proposers.lookup import LookupProposer
 from engine.scheduler.sequence import SequenceState
-from tests.support.engine.running import generate_alone, greedy_requests, oracle, prompts, run_all
+from tests.support.engine.running import (
+    generate_alone,
+    greedy_requests,
+    oracle,
+    prompts,
+    run_all,
+    seeded_among_others,
+)
 from tests.support.engine.tiny_models import (
     CONFIGS,
     VOCAB,
@@ -147,16 +154,7 @@ def test_a_seeded_request_looks_up_alike_alone_in_a_crowd_and_preempted(
 ) -> None:
     given = prompts(8, vocab=8)
     settings: dict[str, Any] = {"lookup": lookup, "lookup_min_match": 1, "costs": COSTS}
-    seeded = [
-        Request(str(i), tuple(p), EngineSamplingParams(max_new_tokens=30, temperature=0.05, seed=i))
-        for i, p in enumerate(given)
-        if i % 4 == 0
-    ]
-    others = [
-        Request(str(i), tuple(p), EngineSamplingParams(max_new_tokens=30, temperature=float(i % 2)))
-        for i, p in enumerate(given)
-        if i % 4
-    ]
+    seeded, others = seeded_among_others(given, max_new_tokens=30, temperature=0.05)
     alone = {}
     for request in seeded:
         alone |= run_all(tiny_engine(draft_folder=draft_folder, **settings), [request])

@@ -17,7 +17,14 @@ from engine.build import Built
 from engine.draft_length.cost_model import Curve, StepCosts
 from tests.support.engine.gemma4 import write_tiny_gemma4_draft
 from tests.support.engine.planning import scripted_drafts
-from tests.support.engine.running import generate_alone, greedy_requests, oracle, prompts, run_all
+from tests.support.engine.running import (
+    generate_alone,
+    greedy_requests,
+    oracle,
+    prompts,
+    run_all,
+    seeded_among_others,
+)
 from tests.support.engine.tiny_models import (
     CONFIGS,
     VOCAB,
@@ -347,16 +354,7 @@ def test_a_number_of_draft_tokens_has_no_effect_without_a_draft() -> None:
 
 def test_a_seeded_request_is_the_same_whatever_load_does_to_the_others(draft_folder: Path) -> None:
     given = prompts(8, vocab=VOCAB)
-    seeded = [
-        Request(str(i), tuple(p), EngineSamplingParams(max_new_tokens=20, temperature=0.9, seed=i))
-        for i, p in enumerate(given)
-        if i % 4 == 0
-    ]
-    others = [
-        Request(str(i), tuple(p), EngineSamplingParams(max_new_tokens=20, temperature=float(i % 2)))
-        for i, p in enumerate(given)
-        if i % 4
-    ]
+    seeded, others = seeded_among_others(given, max_new_tokens=20, temperature=0.9)
     alone = {}
     for request in seeded:
         alone |= run_all(tiny_engine(draft_folder=draft_folder), [request])

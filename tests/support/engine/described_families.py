@@ -9,7 +9,7 @@ from engine.loading.target import LoadedTarget, describe_target
 from tests.support.engine.families import FAMILIES
 
 MAX_LEN = 100
-# What tells a family from Llama, in fields that the tiny models leave at neutral values.
+# Differences of a family from Llama, in fields that the tiny models leave at neutral values.
 CHANGES: dict[str, dict[str, Any]] = {
     "Granite": {
         "attention_multiplier": 0.2,

@@ -23,6 +23,25 @@ def prompts(
     return [torch.randint(1, vocab - 1, (n,), generator=generator).tolist() for n in lengths]
 
 
+def seeded_among_others(
+    given: Sequence[Sequence[int]], *, max_new_tokens: int, temperature: float
+) -> tuple[list[Request], list[Request]]:
+    """Return every fourth prompt as a seeded request, and the others without a seed.
+
+    temperature: of the seeded ones; the others alternate between 0 and 1.
+    """
+    requests: tuple[list[Request], list[Request]] = ([], [])
+    for i, prompt in enumerate(given):
+        is_other = i % 4 > 0
+        params = EngineSamplingParams(
+            max_new_tokens=max_new_tokens,
+            temperature=float(i % 2) if is_other else temperature,
+            seed=None if is_other else i,
+        )
+        requests[is_other].append(Request(str(i), tuple(prompt), params))
+    return requests
+
+
 def run_all(
     built: Built, requests: Sequence[Request], *, max_steps: int = 5000
 ) -> dict[str, tuple[list[int], Finish]]:
