@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema_rs
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
@@ -135,6 +135,7 @@ def decimals(text: str) -> Any:
 
 
 @settings(deadline=None, max_examples=300)
+@example(-0.0, "minimum")
 @given(NUMBERS, st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]))
 def test_a_bound_is_never_passed_by_its_last_digit(bound: float, key: str) -> None:
     schema = {"type": "integer" if isinstance(bound, int) else "number", key: bound}
@@ -162,8 +163,8 @@ def is_within(value: float, bound: float, key: str) -> bool:
 
 
 def spellings(value: float) -> list[str]:
-    """Return a number without an exponent, which the grammar of a bounded number lacks."""
-    text = format(Decimal(repr(value)), "f")
+    """Return a number as a bounded grammar writes it: no exponent, and minus zero as zero."""
+    text = format(Decimal(repr(value + 0)), "f")
     return [text, text.partition(".")[0]] if value == int(value) else [text]
 
 
