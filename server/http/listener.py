@@ -20,7 +20,9 @@ class Listener:
     def __init__(self, *, host: str, port: int, scheme: str = "http") -> None:
         self._host, self._port, self._scheme = host, port, scheme
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.socket = socket.socket(family, socket.SOCK_STREAM)
+        # asyncio turns Nagle's algorithm off only where the protocol is named; left on, the second
+        # part of a response waits for the client's acknowledgement, up to 40 ms.
+        self.socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self.socket.bind((host, port))

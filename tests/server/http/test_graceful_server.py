@@ -130,6 +130,29 @@ def test_connections_are_refused_after_the_exit() -> None:
             urllib.request.urlopen(f"{url}/alive", timeout=5)
 
 
+def test_no_connection_waits_for_acknowledgements() -> None:
+    """With Nagle's algorithm on, each response of two writes takes 40 ms more."""
+
+    async def option_of_a_connection() -> int:
+        accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        class Peer(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                connection = transport.get_extra_info("socket")
+                accepted.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+        with Listener(host="127.0.0.1", port=0) as listener:
+            server = await asyncio.get_running_loop().create_server(Peer, sock=listener.socket)
+            async with server:
+                port = listener.socket.getsockname()[1]
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                option = await accepted
+                writer.close()
+        return option
+
+    assert asyncio.run(option_of_a_connection()) == 1
+
+
 def test_a_port_in_use_fails_at_the_bind() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

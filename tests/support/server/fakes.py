@@ -1,7 +1,6 @@
 """A scripted engine, and a real web server for one test."""
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -30,6 +29,7 @@ from engine import (
 from server.app import create_app
 from server.http.connections import ConnectionLimits
 from server.http.graceful_server import GracefulServer
+from server.http.listener import Listener
 from server.http.request_records import RequestRecord
 from server.options import ServerOptions
 from tests.support.server.byte_text import EOS, NUM_IDS, byte_codec
@@ -255,15 +255,14 @@ def app_with(
 @contextmanager
 def served(app: FastAPI, *, limits: ConnectionLimits | None = None) -> Iterator[str]:
     """Serve the app on a free local port; yield its address."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+    with Listener(host="127.0.0.1", port=0) as listener:
         listener.listen()
         server = GracefulServer(app, on_ready=_nothing, drain=_pass, abandon=_pass, limits=limits)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener.socket]})
         thread.start()
         try:
             wait_until(lambda: server.started)
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join(timeout=10)
