@@ -94,6 +94,7 @@ fix: $(STAMP) ## apply what format and lint can apply
 verify: $(TESTS) ## the long proofs: identity with transformers, distribution, leaks, traces
 	$(BIN)/pytest -m "slow and not gpu" -o addopts="--strict-markers --strict-config -v" \
 	    -o log_cli=true -o log_cli_level=INFO
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "hypothesis and not slow and not gpu" --hypothesis-profile=default --numprocesses auto
 
 # Kernels are compiled for every supported device, FlashInfer's wheels are read, steps run on fakes.
 verify-cuda: $(TESTS) ## what a machine without a GPU can prove of the CUDA path; an hour on two cores
