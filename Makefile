@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 CONFIG ?= configs/demo.yaml
 PIP    := $(BIN)/python -u -m pip --disable-pip-version-check
 STAMP  := $(VENV)/.installed
+DEV    := $(VENV)/.installed-for-development
 TESTS  := $(VENV)/.installed-for-tests
 PAGE   := $(VENV)/.installed-for-the-page
 RAY    := $(VENV)/.installed-for-replicas
@@ -39,11 +40,16 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
 	@echo "installing into $(VENV): torch, then the rest; a few minutes the first time"
 	$(PIP) install --constraint constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
-	@extras=demo,quantized,dev; $(install)
+	@extras=demo; $(install)
 	@touch $(STAMP)
 
+$(DEV): $(STAMP)
+	@echo "installing the tools of development into $(VENV)"
+	@extras=quantized,dev; $(install)
+	@touch $(DEV)
+
 # Only tests need triton on a machine without a GPU, and it takes a gigabyte.
-$(TESTS): $(STAMP)
+$(TESTS): $(DEV)
 	@echo "installing triton into $(VENV) for the tests, about a gigabyte"
 	@extras=triton; $(install)
 	@touch $(TESTS)
@@ -78,16 +84,16 @@ test-page: $(PAGE) ## the playground in a browser; installs Debian's chromium if
 test-ray: $(TESTS) $(RAY) ## deployments of replicas on Ray Serve, about four minutes on two cores
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m ray tests/dspark/deploy tests/dspark/batch
 
-test-clients: $(STAMP) ## unmodified third-party clients; ARGS="--base-url URL" for a running server
+test-clients: $(DEV) ## unmodified third-party clients; ARGS="--base-url URL" for a running server
 	$(BIN)/python -m tests.clients.run $(ARGS)
 
-check: $(STAMP) ## format, lint, types, import contracts
+check: $(DEV) ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-fix: $(STAMP) ## apply what format and lint can apply
+fix: $(DEV) ## apply what format and lint can apply
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -100,14 +106,14 @@ verify: $(TESTS) ## the long proofs: identity with transformers, distribution, l
 verify-cuda: $(TESTS) ## what a machine without a GPU can prove of the CUDA path; an hour on two cores
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m cuda --numprocesses auto --maxprocesses 8
 
-soak: $(STAMP) ## N mixed requests on a tiny model (ARGS=demo: the demo pair): nothing grows
+soak: $(DEV) ## N mixed requests on a tiny model (ARGS=demo: the demo pair): nothing grows
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.support.server.soak $(N) $(ARGS)
 
 bench: $(STAMP) ## against plain decoding, and the two context writes
 	$(BIN)/dspark bench --config $(CONFIG) --compare speculation
 	$(BIN)/dspark bench --config $(CONFIG) --compare stacked
 
-docs: $(STAMP) ## write the generated pages and the picture again
+docs: $(DEV) ## write the generated pages and the picture again
 	$(BIN)/python -m dspark.cli.reference_docs
 	$(BIN)/python -m tests.support.engine.options_table
 	$(BIN)/python -m tests.support.engine.models_table

@@ -58,7 +58,7 @@ def test_the_page_is_tested_with_a_browser_that_is_installed_if_missing(
 ) -> None:
     venv, tools, log = tmp_path / "venv", tmp_path / "tools", tmp_path / "log"
     (venv / "bin").mkdir(parents=True)
-    for stamp in ("", "-for-tests", "-for-the-page"):
+    for stamp in ("", "-for-development", "-for-tests", "-for-the-page"):
         (venv / f".installed{stamp}").touch()
     program(venv / "bin" / "pytest", f'echo "pytest $CHROMIUM $*" >> {log}')
     tools.mkdir()
