@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
     fields = _metadata(gguf)
     refuse_unread(fields, source.config)
     model = _plain_model(source)
-    model.generation_config = _generation_config(fields, model.config)
+    model.generation_config = generation_config(fields, model.config)
     require_space(model, folder)
     model.save_pretrained(folder)
     tokenizer.model_max_length = getattr(model.config, "max_position_embeddings", None)
@@ -104,8 +104,11 @@ def _is_close(value: Any, other: Any) -> bool:
     return math.isclose(value, other, rel_tol=1e-4) if numbers else bool(value == other)
 
 
-def _generation_config(fields: Mapping[str, Any], config: Any) -> GenerationConfig:
-    """End generation at every end token that the file names."""
+def generation_config(fields: Mapping[str, Any], config: Any) -> GenerationConfig:
+    """Make the settings that end generation at every end token of the file, or else of the config.
+
+    fields: of the file, by name. config: what transformers made of them.
+    """
     names = [f"tokenizer.ggml.{name}_token_id" for name in _END_TOKENS]
     ends = [int(fields[name]) for name in names if name in fields]
     of_config = config.eos_token_id

@@ -15,7 +15,7 @@ from transformers import Gemma3TextConfig
 from dspark.cli.main import main
 from dspark.gguf import conversion, convert
 from dspark.gguf.conversion import cached_gguf_target, ensure_gguf_target
-from dspark.gguf.convert import refuse_unread
+from dspark.gguf.convert import generation_config, refuse_unread
 from dspark.runtime.service import served_name
 from dspark.runtime.text import codec_of
 from engine.build import load_engine
@@ -87,6 +87,23 @@ def test_tokenizer_template_and_end_tokens_are_the_files(folder: Path) -> None:
     assert len(codec.encode("that", add_special_tokens=False)) == 3
     generation = json.loads((folder / "generation_config.json").read_text())
     assert generation["eos_token_id"] == [END_OF_TEXT, END_OF_TURN]
+
+
+@pytest.mark.parametrize(
+    ("of_file", "of_config", "expected"),
+    [
+        ({"eos": 5, "eot": 7, "eom": 5}, 2, [5, 7]),
+        ({}, 2, [2]),
+        ({}, [2, 3], [2, 3]),
+        ({}, None, None),
+    ],
+)
+def test_generation_ends_at_the_tokens_of_the_file_or_else_of_the_config(
+    of_file: dict[str, int], of_config: int | list[int] | None, expected: list[int] | None
+) -> None:
+    fields = {f"tokenizer.ggml.{name}_token_id": i for name, i in of_file.items()}
+    config = Gemma3TextConfig(eos_token_id=of_config)
+    assert generation_config(fields, config).eos_token_id == expected
 
 
 def test_a_file_is_converted_once_and_again_when_it_changes(
