@@ -33,6 +33,7 @@ from engine.platform.auto_settings import (
     resolve_window,
 )
 from engine.platform.openmp import release_workers
+from engine.platform.stage_times import logged_stage
 from engine.proposers.planner import PlannerByLoad
 from engine.runner.target_model import Target
 from engine.scheduler.proposals import ProposalPlanner
@@ -82,7 +83,8 @@ def load_engine(
     config: EngineConfig, *, device: torch.device, observer: StepObserver | None = None
 ) -> Built:
     """Load the models that the config names, and connect them; see `wire_engine`."""
-    target, draft = load_models(config, device)
+    with logged_stage(logger, "loading the weights"):
+        target, draft = load_models(config, device)
     return wire_engine(config, target=target, draft=draft, device=device, observer=observer)
 
 
@@ -121,16 +123,20 @@ def wire_engine(
     costs: of target and draft passes, for the choice of drafts; None measures them.
     Raises LoadError when the target fails its self-check or memory is too small.
     """
-    models = prepare_models(
-        config,
-        target=target,
-        draft=draft,
-        tap_layers=tap_layers,
-        device_backend=device_backend,
-        device=device,
-    )
-    passes = make_model_passes(config, models)
-    planner = make_planner(config, draft, _cost_rig(config, models, passes, device), costs=costs)
+    with logged_stage(logger, "preparing kernels and checking the target"):
+        models = prepare_models(
+            config,
+            target=target,
+            draft=draft,
+            tap_layers=tap_layers,
+            device_backend=device_backend,
+            device=device,
+        )
+    with logged_stage(logger, "allocating memory"):
+        passes = make_model_passes(config, models)
+    with logged_stage(logger, "measuring costs"):
+        rig = _cost_rig(config, models, passes, device)
+        planner = make_planner(config, draft, rig, costs=costs)
     record_times = _cost_correction(planner, is_measured=costs is None, device=device)
     details = describe(config, models, passes, planner, device)
     log_start(details)

@@ -17,9 +17,12 @@ from dspark.runtime.progress import TerminalProgress
 from engine import EngineClient, EngineConfig, LoadError
 from engine.platform.cache_dir import default_cache_dir
 from engine.platform.host import find_cuda
+from engine.platform.stage_times import logged_stage
 from server.settings.engine_config import to_engine_config
 from server.settings.model_sources import DEMO_NAME, is_gguf
 from server.settings.schema import Settings
+
+logger = logging.getLogger(__name__)
 
 # Libraries with irrelevant warnings: torchao about parts for other hardware, and torch about the
 # way in which torchao registers its types.
@@ -81,9 +84,10 @@ def running_engine(config: EngineConfig) -> Iterator[EngineClient]:
     if config.draft is not None:
         use_cache_if_offline("speculative.draft_model", config.draft, config.draft_revision)
     silence_libraries()
-    from transformers.utils import logging as transformers_logging
+    with logged_stage(logger, "importing torch and transformers"):
+        from transformers.utils import logging as transformers_logging
 
-    from engine.build import build_engine  # heavy: loads torch and transformers
+        from engine.build import build_engine
 
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()

@@ -1,5 +1,6 @@
 """Loads the target's tokenizer and chat template."""
 
+import logging
 from pathlib import Path
 
 from jinja2 import TemplateSyntaxError
@@ -7,12 +8,15 @@ from jinja2 import TemplateSyntaxError
 from dspark.runtime.hub import use_cache_if_offline
 from engine import EngineConfig, LoadError
 from engine.errors import os_error_text
+from engine.platform.stage_times import logged_stage
 from server.generation.generation_config import read_json_object
 from server.settings.base import shown
 from server.settings.schema import Settings, SettingsError
 from server.settings.text_files import read_text
 from server.text.chat_template import ChatTemplateError
 from server.text.tokenizer import TextCodec
+
+logger = logging.getLogger(__name__)
 
 _ADAPTER = "adapter_config.json"
 _JSON_FILES = (
@@ -25,12 +29,13 @@ _JSON_FILES = (
 
 def load_text(settings: Settings, config: EngineConfig) -> TextCodec:
     """Load the target's tokenizer and chat template. Raises LoadError."""
-    return codec_of(
-        config.target,
-        revision=config.target_revision,
-        trust_remote_code=config.trust_remote_code,
-        chat_template=settings.model.chat_template,
-    )
+    with logged_stage(logger, "importing and loading the tokenizer"):
+        return codec_of(
+            config.target,
+            revision=config.target_revision,
+            trust_remote_code=config.trust_remote_code,
+            chat_template=settings.model.chat_template,
+        )
 
 
 def codec_of(
