@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from server.errors.validation_errors import field_error, shorten
 from server.protocol.base import Body, JsonObject, Text, item_count
-from server.protocol.common import MAX_MESSAGES, MAX_PARTS, Message, PriorityField, Stops, TextPart
+from server.protocol.common import MAX_MESSAGES, MAX_PARTS, Message, RequestFields, Stops, TextPart
 from server.protocol.engine_options import ReasoningRequest
 from server.protocol.structured_output import grammar_of
 from server.protocol.tools import MAX_TOOLS, OfferedTool, ToolChoiceMode, ToolName, tool_choice_of
@@ -284,7 +284,7 @@ class CountBody(Body):
         return self
 
 
-class MessagesBody(CountBody, PriorityField):
+class MessagesBody(CountBody, RequestFields):
     """A prompt and its sampling fields, which include those of the other routes."""
 
     IGNORED = _NO_EFFECT
@@ -297,7 +297,7 @@ class MessagesBody(CountBody, PriorityField):
     @field_validator("stop_sequences")
     @classmethod
     def _check_stop_sequences(cls, stops: list[str] | None) -> list[str] | None:
-        return PriorityField.check_stops(stops)
+        return RequestFields.check_stops(stops)
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -256,14 +256,18 @@ class SamplingFields(Body):
         raise NotImplementedError
 
 
-class PriorityField(SamplingFields):
-    """The field `priority` of the APIs whose sampling fields are the body's own."""
+class RequestFields(SamplingFields):
+    """Fields for the scheduler, of the APIs whose sampling fields are the body's own."""
 
     priority: Priority | None = None
+    cache_salt: CacheSalt | None = None  # shares computed prefixes with the same salt alone
 
     @property
     def engine_priority(self) -> int:
         return self.priority or 0
+
+    def salt(self) -> str:
+        return self.cache_salt or ""
 
 
 class Continuation(Protocol):

@@ -10,11 +10,10 @@ from server.errors.validation_errors import field_error
 from server.protocol.base import Body, Text, item_count
 from server.protocol.common import (
     MAX_PROMPTS,
-    CacheSalt,
     Messages,
-    PriorityField,
     Prompt,
     PromptIds,
+    RequestFields,
     TemplateKwargs,
     check_continuation,
 )
@@ -53,7 +52,7 @@ class StreamOptions(Body):
     token_by_token: bool = False  # one chunk per token
 
 
-class OpenAIBody(OptionFields, OpenAIGrammarFields, PriorityField):
+class OpenAIBody(OptionFields, OpenAIGrammarFields, RequestFields):
     """Fields of both completions and chat completions.
 
     stream_options and return_rounds need stream. At most one field sets a grammar.
@@ -70,7 +69,6 @@ class OpenAIBody(OptionFields, OpenAIGrammarFields, PriorityField):
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)  # vLLM's
     return_speculation: bool | None = None  # statistics in each finished choice
     return_rounds: bool | None = None  # the rounds of each chunk's tokens
-    cache_salt: CacheSalt | None = None  # shares computed prefixes with the same salt alone
 
     def token_limit(self) -> tuple[str, int | None]:
         return "max_tokens", self.max_tokens
@@ -81,9 +79,6 @@ class OpenAIBody(OptionFields, OpenAIGrammarFields, PriorityField):
     @property
     def keeps_stop(self) -> bool:
         return bool(self.include_stop_str_in_output or self.no_stop_trim)
-
-    def salt(self) -> str:
-        return self.cache_salt or ""
 
     def logprob_options(self) -> LogprobOptions | None:
         """Return what `logprobs` of a choice has."""

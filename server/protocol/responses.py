@@ -11,10 +11,9 @@ from server.protocol.base import Body, JsonObject, Text, item_count
 from server.protocol.common import (
     MAX_MESSAGES,
     MAX_PARTS,
-    CacheSalt,
     Message,
-    PriorityField,
     Prompt,
+    RequestFields,
     TemplateKwargs,
 )
 from server.protocol.engine_options import (
@@ -204,7 +203,7 @@ class ReasoningConfig(Body):
     effort: Text | None = None
 
 
-class ResponsesBody(PriorityField):
+class ResponsesBody(RequestFields):
     """A request of POST /v1/responses."""
 
     IGNORED = frozenset(
@@ -254,13 +253,9 @@ class ResponsesBody(PriorityField):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     num_draft_tokens: int | None = Field(None, ge=0)  # the most that a round verifies; 0: no draft
-    cache_salt: CacheSalt | None = None  # shares computed prefixes with the same salt alone
 
     def engine_options(self) -> EngineOptions:
         return EngineOptions(num_draft_tokens=self.num_draft_tokens)
-
-    def salt(self) -> str:
-        return self.cache_salt or ""
 
     def token_limit(self) -> tuple[str, int | None]:
         return "max_output_tokens", self.max_output_tokens

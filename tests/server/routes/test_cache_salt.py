@@ -6,14 +6,32 @@ import pytest
 
 from server.http.auth import KeyRing
 from tests.server.conftest import Connect
-from tests.support.server.fakes import FakeEngine
+from tests.support.server.fakes import FakeEngine, app_with
 
 ROUTES: dict[str, dict[str, Any]] = {
     "/generate": {"text": "hi"},
     "/v1/completions": {"prompt": "hi"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/responses": {"input": "hi"},
+    "/v1/messages": {
+        "model": "tiny",
+        "max_tokens": 4,
+        "messages": [{"role": "user", "content": "hi"}],
+    },
 }
+
+
+def test_these_are_all_routes_that_generate() -> None:
+    document = app_with(FakeEngine()).openapi()
+    bodies = {
+        path: methods["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        for path, methods in document["paths"].items()
+        if "requestBody" in methods.get("post", {})
+    }
+    schemas = document["components"]["schemas"]
+    fields = {path: schemas[ref.rsplit("/", 1)[1]]["properties"] for path, ref in bodies.items()}
+    assert {path for path, names in fields.items() if "stream" in names} == ROUTES.keys()
+    assert {path for path, names in fields.items() if "cache_salt" in names} == ROUTES.keys()
 
 
 @pytest.mark.parametrize("path", ROUTES)
