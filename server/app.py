@@ -43,6 +43,8 @@ _OPEN_PATHS = frozenset({"/health"})
 _COMPLETION_PATHS = frozenset(
     {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"}
 )
+# Whether /abort_request needs an admin key is in its body, which is read before that check.
+_SHORT_BODIES = {"/abort_request": 4096}
 
 
 def create_app(
@@ -135,7 +137,7 @@ def create_app(
     # The middleware added last handles a request first.
     app.add_middleware(HeadRequests)
     app.add_middleware(InternalErrors)
-    app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes, max_bytes_of=_SHORT_BODIES)
     app.add_middleware(ApiKeys, keys=options.keys, open_paths=open_paths)
     if options.cors_origins:
         app.add_middleware(

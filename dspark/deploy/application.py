@@ -53,7 +53,7 @@ def build_application(settings: Settings) -> Application:
         graceful_shutdown_wait_loop_s=0.5,
     )
     bound = replicas.bind(_for_replica(settings))
-    application: Application = gateway.bind(bound, max_body_bytes=server.max_body_bytes)
+    application: Application = gateway.bind(bound, settings)
     return application
 
 

@@ -13,8 +13,11 @@ from dspark.deploy.asgi_calls import portable
 from dspark.deploy.merging import Answer, check_replica_of_abort, is_joined, join
 from dspark.deploy.route import Route, route_of
 from dspark.deploy.stream_errors import error_event
+from dspark.runtime.service import keys_of
 from server.errors.api_errors import ApiError, Failure, failure_of
+from server.http.auth import has_key
 from server.http.middleware import AbsoluteTargets, InternalErrors
+from server.settings.schema import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -25,17 +28,21 @@ _EVERY_REPLICA_S = 90.0  # for an answer of every replica; the routes have short
 class Gateway:
     """A Ray Serve deployment with the address of the server. It loads no model."""
 
-    def __init__(self, replicas: DeploymentHandle, *, max_body_bytes: int) -> None:
-        """max_body_bytes: of a request; longer ones are cut, and refused by a replica."""
+    def __init__(self, replicas: DeploymentHandle, settings: Settings) -> None:
+        """settings: the replicas'. A replica refuses a body that is too long, and a wrong key.
+
+        Such a body is cut, and is not read without a right key.
+        """
         self._replicas = replicas
         self._streams = replicas.options(method_name="stream", stream=True)
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes = settings.server.max_body_bytes
+        self._keys = keys_of(settings)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return _with_lifespan(AbsoluteTargets(InternalErrors(self._serve)))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await self._read(receive)
+        body = await self._read(receive) if has_key(scope, self._keys) else b""
         path = scope["path"]
         try:
             if is_joined(scope["method"], path):

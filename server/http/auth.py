@@ -41,7 +41,7 @@ class ApiKeys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._open_paths:
             return await self._app(scope, receive, send)
-        given = _given_keys(Headers(scope=scope))
+        given = _given_keys(scope)
         has_admin_key, has_caller_key = (
             _is_one_of(given, self._admins),
             _is_one_of(given, self._callers),
@@ -57,6 +57,12 @@ class ApiKeys:
         await self._app(scope, receive, send)
 
 
+def has_key(scope: Scope, keys: KeyRing) -> bool:
+    """Return whether a request has a key that callers need, or none is needed."""
+    accepted = [key.encode() for key in keys.callers + keys.admins]
+    return not keys.callers or _is_one_of(_given_keys(scope), accepted)
+
+
 def require_admin(request: Request) -> None:
     """Raise ApiError (401 or 403) for a request without the admin key that it needs."""
     if request.state.is_admin:
@@ -70,8 +76,9 @@ def require_admin(request: Request) -> None:
     )
 
 
-def _given_keys(headers: Headers) -> list[bytes]:
+def _given_keys(scope: Scope) -> list[bytes]:
     """Return the keys of both headers as the bytes that were sent."""
+    headers = Headers(scope=scope)
     scheme, _, key = headers.get("authorization", "").partition(" ")
     keys = [key if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
     return [key.encode("latin-1") for key in keys if key]

@@ -5,6 +5,7 @@ Plain ASGI, because Starlette's BaseHTTPMiddleware hides a disconnect from the r
 
 import logging
 import re
+from collections.abc import Mapping
 from uuid import uuid4
 
 from fastapi import HTTPException
@@ -90,37 +91,36 @@ class HeadRequests:
 
 
 class BodyLimit:
-    """Refuses a body of more than max_bytes before it is in memory."""
+    """Refuses a body of more than max_bytes before it is in memory.
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+    Paths of max_bytes_of have lower limits.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, max_bytes_of: Mapping[str, int]) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_bytes_of = max_bytes_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        limit = min(self._max_bytes, self._max_bytes_of.get(scope["path"], self._max_bytes))
         announced = Headers(scope=scope).get("content-length", "")
-        if announced.isdecimal() and int(announced) > self._max_bytes:
-            return await self._failure(announced).response(scope["path"])(scope, receive, send)
+        if announced.isdecimal() and int(announced) > limit:
+            failure = _too_large(limit, announced)
+            return await failure.response(scope["path"])(scope, receive, send)
         num_read = 0
 
         async def counting_receive() -> Message:
             nonlocal num_read
             message = await receive()
             num_read += len(message.get("body", b""))
-            if num_read > self._max_bytes:
-                failure = self._failure(f"at least {num_read}")
+            if num_read > limit:
+                failure = _too_large(limit, f"at least {num_read}")
                 raise HTTPException(413, failure.message)
             return message
 
         await self._app(scope, counting_receive, send)
-
-    def _failure(self, found: str) -> Failure:
-        return Failure(
-            413,
-            f"the body must be at most {self._max_bytes} bytes; found {found}",
-            code="body_too_large",
-        )
 
 
 class InternalErrors:
@@ -144,3 +144,8 @@ class InternalErrors:
                 raise
             logger.exception("path=%s status=500", scope["path"])
             await failure_of(error).response(scope["path"])(scope, receive, send)
+
+
+def _too_large(limit: int, found: str) -> Failure:
+    message = f"the body must be at most {limit} bytes; found {found}"
+    return Failure(413, message, code="body_too_large")

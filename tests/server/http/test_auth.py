@@ -1,10 +1,13 @@
 """API keys of callers and admins."""
 
+import asyncio
+
 import pytest
+from starlette.types import ASGIApp, Message
 
 from server.http.auth import KeyRing
 from tests.server.conftest import Connect
-from tests.support.server.fakes import FakeEngine
+from tests.support.server.fakes import FakeEngine, app_with
 from tests.support.server.responses import error_of
 
 BOTH = KeyRing(callers=("right", "also right"), admins=("admin",))
@@ -86,6 +89,49 @@ def test_the_key_of_an_admin_route_is_checked_before_the_body(
     json = {"content-type": "application/json"}
     error_of(client.post(route, content=content, headers=json), 401)
     error_of(client.post(route, content=content, headers={**json, **bearer("right")}), 403)
+
+
+async def status_and_reads(app: ASGIApp, path: str, body: bytes) -> tuple[int, int]:
+    """Send a request without a key; return its status and how often its body was read."""
+    num_reads, statuses = 0, []
+
+    async def receive() -> Message:
+        nonlocal num_reads
+        num_reads += 1
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+    await app({**scope, "query_string": b""}, receive, send)
+    return statuses[0], num_reads
+
+
+@pytest.mark.parametrize("size", [2, 8 << 20, 9 << 20])
+def test_without_a_key_no_route_reads_the_body(size: int) -> None:
+    app = app_with(FakeEngine(), keys=BOTH, playground=False)
+    paths = {*app.openapi()["paths"], "/openapi.json", "/docs", "/nope"} - {"/health"}
+    assert {"/abort_request", "/generate", "/v1/messages"} <= paths
+    for path in paths:
+        sent = asyncio.run(status_and_reads(app, path, b" " * size))
+        assert (path, *sent) == (path, 401, 0)
+
+
+@pytest.mark.parametrize("route", STEERING)
+def test_with_only_admin_keys_no_long_body_is_read(route: str) -> None:
+    app = app_with(FakeEngine(), keys=KeyRing(admins=("admin",)), profile_dir="/x")
+    status, num_reads = asyncio.run(status_and_reads(app, route, b" " * 5000))
+    assert (status, num_reads) == (413 if route == "/abort_request" else 401, 0)
+
+
+def test_the_longest_name_of_a_request_can_be_aborted(connect: Connect) -> None:
+    content = b'{"rid": "' + rb"\ud83d\ude00" * 128 + b'"}'
+    json = {"content-type": "application/json"}
+    done = connect().post("/abort_request", content=content, headers=json)
+    assert done.json() == {"aborted": 0}
 
 
 @pytest.mark.parametrize("route", STEERING)
