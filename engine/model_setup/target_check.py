@@ -32,6 +32,7 @@ class ShapeProbe:
     """Replaces the pool in one pass and records the shapes that each layer would store."""
 
     dtype: torch.dtype  # that the pool will have
+    max_len: int  # tokens of the longest sequence
     takes_positions: bool = True  # the model has a parameter position_ids
     shapes: dict[int, KVShape] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
@@ -67,7 +68,7 @@ def probe_shapes(target: LoadedTarget, device: torch.device) -> ShapeProbe:
     Raises LoadError when a layer does not go through the attention interface.
     """
     takes_positions = "position_ids" in signature(target.model.forward).parameters
-    probe = ShapeProbe(target.dtype, takes_positions)
+    probe = ShapeProbe(target.dtype, target.max_len, takes_positions)
     one = torch.zeros(1, dtype=torch.long, device=device)
     config: Any = target.model.config.get_text_config()  # type: ignore[union-attr,operator]
     kind = f"this target, a {config.model_type}, cannot be served"
@@ -136,7 +137,10 @@ class DenseReference:
 def run_alone(
     model: nn.Module, *, probe: ShapeProbe, tap_layers: tuple[int, ...], vocab_size: int
 ) -> DenseReference:
-    """Run the model as transformers made it, over more tokens than its small windows hold."""
+    """Run the model as transformers made it, over more tokens than its small windows hold.
+
+    But over no more than a sequence may have: tables of positions have no rows for others.
+    """
     num_tokens = _num_tokens(probe)
     device = next(model.parameters()).device
     ids = torch.arange(num_tokens, device=device) * 7919 % vocab_size
@@ -178,7 +182,7 @@ def check_target(
 def _num_tokens(probe: ShapeProbe) -> int:
     cheap = [w for w in probe.windows.values() if w is not None and w <= _CHEAP_WINDOW]
     cheap += [w for w in probe.masked.values() if w < _MOST_TOKENS]
-    return max(_NUM_TOKENS, *(w + 8 for w in cheap)) if cheap else _NUM_TOKENS
+    return min(probe.max_len, max([_NUM_TOKENS, *(window + 8 for window in cheap)]))
 
 
 def _run_paged(
