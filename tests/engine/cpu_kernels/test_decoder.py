@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
+from engine.build import Built
 from engine.cpu_kernels.compiling import CpuKernelsUnavailable, load_kernels
 from engine.cpu_kernels.decoder import CpuDecoder
 from engine.cpu_kernels.setup import prepare_cpu_kernels
@@ -13,6 +14,7 @@ from engine.loading.target import LoadedTarget, dense_reference
 from engine.runner.batch import batch_of_rows
 from kv_pool import KVLayout, KVPool, KVShape
 from tests.support.engine.cpu_kernels import kernels_or_skip
+from tests.support.engine.running import generate_alone, greedy_requests, run_all
 from tests.support.engine.tiny_models import (
     CPU,
     LAYERS,
@@ -185,6 +187,18 @@ def test_an_unsupported_dtype_or_setting_is_reported(
         prepare_cpu_kernels(wanted=wanted, dtype=dtype, device=CPU)
 
 
+@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("max_len", [2, 9])
+def test_the_kernels_run_where_sequences_are_shorter_than_the_self_check(
+    name: str, max_len: int
+) -> None:
+    kernels_or_skip()
+    built = tiny_engine(target=tiny_target(name, max_len=max_len, has_eos=False))
+    assert _small_steps_of(built) == {"path": "native", "reason": None}
+    found = run_all(built, greedy_requests([[5]], max_len - 1))["0"][0]
+    assert found == generate_alone(tiny_target(name, has_eos=False), [5], max_len - 1)
+
+
 def _small_steps(name: str, *, draft: bool = False, **settings: object) -> dict[str, object]:
     with TemporaryDirectory() as folder:
         built = tiny_engine(
@@ -192,6 +206,10 @@ def _small_steps(name: str, *, draft: bool = False, **settings: object) -> dict[
             draft_folder=write_tiny_draft(Path(folder)) if draft else None,
             **settings,
         )
+    return _small_steps_of(built)
+
+
+def _small_steps_of(built: Built) -> dict[str, object]:
     target = built.engine.info.details["target"]
     assert isinstance(target, dict)
     small: dict[str, object] = target["small_steps"]

@@ -45,15 +45,6 @@ def test_a_window_that_only_a_mask_applies_is_exceeded_by_the_check(name: str) -
     assert len(reference.ids) > WINDOW
 
 
-@pytest.mark.parametrize("name", ["Gemma 3", "GPT-2", "Llama", "Phi-3"])
-@pytest.mark.parametrize("max_len", [2, 9])
-def test_sequences_may_be_shorter_than_the_check_would_be(name: str, max_len: int) -> None:
-    target = replace(FAMILIES[name].target(), max_len=max_len)
-    expected = generate_alone(FAMILIES[name].target(), PROMPT[:1], max_len - 1)
-    found = run_all(tiny_engine(target=target), greedy_requests([PROMPT[:1]], max_len - 1))
-    assert found["0"][0] == expected
-
-
 def test_the_list_of_families_is_fresh() -> None:
     assert models_table.FILE.read_text() == models_table.table(), "stale: run make docs"
 
