@@ -5,16 +5,18 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draft.network.attention import BlockAttention
+from draft.network.int8_linear import Int8Linear, Int8Product, int8_linear
 from draft.network.linear import LinearFunction
 from draft.network.norm import RMSNorm, normed
 from draft.network.rotary import RotaryTable, rotate
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter)  # exactly these: a quantised tensor is a subclass
+_LAYERS = (nn.Linear, Int8Linear)  # whose rows can be stacked
 
 # Identifies a parameter's memory: address, contiguity, type, dtype, device, shape.
 _View = tuple[int, bool, type[Tensor], torch.dtype, torch.device, torch.Size]
@@ -33,10 +35,11 @@ def why_not_stacked(attentions: Sequence[BlockAttention]) -> str | None:
 
 
 def _linear_obstacle(module: nn.Module) -> str | None:
-    if type(module) is not nn.Linear:
+    if type(module) not in _LAYERS:
         return f"is a {type(module).__name__}, not a plain linear layer"
     for name, tensor in module.named_parameters(recurse=False):
-        if type(tensor) not in _PLAIN_TENSORS or not tensor.dtype.is_floating_point:
+        has_dtype = tensor.dtype.is_floating_point or type(module) is Int8Linear
+        if type(tensor) not in _PLAIN_TENSORS or not has_dtype:
             kind = type(tensor).__name__ if type(tensor) not in _PLAIN_TENSORS else tensor.dtype
             return f"has a quantised {name} ({kind})"
     if _has_hooks(module):
@@ -79,20 +82,22 @@ class StackedKV:
                    ^ layers.0 k_proj.weight is this view   ^ layers.1 k_proj.weight
         norm     [ k_norm of layer 0 | k_norm of layer 1 | ... ]                       x D
 
-    Where keys and values share a projection, there are K rows only.
+    Where keys and values share a projection, there are K rows only. Rows of int8 have scales.
 
     The layers' parameters are views into these tensors. Nothing is stored twice, and an in-place
     change of a parameter (weight.data += d, copy_, load_state_dict) changes the stacked tensor
     too. `is_current` detects a replaced tensor or module.
     """
 
-    weight: Float[Tensor, "L2HD E"]
+    weight: Num[Tensor, "L2HD E"]
+    scale: Float[Tensor, "L2HD"] | None  # of int8 rows; None: the rows are floats
     bias: Float[Tensor, "L2HD"] | None
     norm: Float[Tensor, "L 1 D"]
     eps: float
     shares_kv: bool  # no V rows: the values are the keys before norm and rotation
     norms_values: bool  # per head, without a weight
     rotary: RotaryTable
+    int8_product: Int8Product | None  # None where there is no scale
     views: tuple[tuple[_View | None, ...], ...]  # by layer
 
     @classmethod
@@ -102,17 +107,21 @@ class StackedKV:
         with torch.inference_mode(False), torch.no_grad():
             projections = _projections(attentions)
             weight = gather_rows(projections, "weight")
+            is_int8 = isinstance(projections[0], Int8Linear)
+            scale = gather_rows(projections, "scale") if is_int8 else None
             bias = gather_rows(projections, "bias") if projections[0].bias is not None else None
             norm = gather_rows([a.k_norm for a in attentions], "weight")
         first = attentions[0]
         return cls(
             weight=weight,
+            scale=scale,
             bias=bias,
             norm=norm.view(len(attentions), 1, -1),
             eps=first.k_norm.eps,
             shares_kv=first.v_proj is None,
             norms_values=first.norms_values,
             rotary=first.rotary,
+            int8_product=projections[0].product if isinstance(projections[0], Int8Linear) else None,
             views=tuple(_views(attention) for attention in attentions),
         )
 
@@ -129,7 +138,7 @@ class StackedKV:
         k_norm = modules["k_norm"]
         projections = [modules[name] for name in ("k_proj", "v_proj") if name in modules]
         return (
-            all(type(projection) is nn.Linear for projection in projections)
+            all(type(projection) in _LAYERS for projection in projections)
             and type(k_norm) is RMSNorm
             and k_norm.eps == self.eps
             and modules["rotary"] is self.rotary
@@ -149,7 +158,7 @@ class StackedKV:
         Norm and rotation run in float32.
         """
         num_layers, _, head_dim = self.norm.shape
-        stacked = linear(context, self.weight, self.bias)
+        stacked = self.multiply(context, linear=linear)
         parts = 1 if self.shares_kv else 2
         stacked = stacked.view(context.shape[0], num_layers, parts, -1, head_dim)
         keys, values = stacked[:, :, 0], stacked[:, :, -1]  # (N, L, H, D)
@@ -158,6 +167,14 @@ class StackedKV:
         keys = F.rms_norm(keys.float(), (head_dim,), None, self.eps) * self.norm.float()
         keys = rotate(keys.flatten(1, 2), self.rotary.at(positions)).to(context.dtype)
         return keys.view(values.shape).transpose(0, 1), values.transpose(0, 1)
+
+    def multiply(
+        self, context: Float[Tensor, "N E"], *, linear: LinearFunction
+    ) -> Float[Tensor, "N L2HD"]:
+        """Compute all projections' rows before norm and rotation; linear: of float rows."""
+        if self.scale is None or self.int8_product is None:
+            return linear(context, self.weight, self.bias)
+        return int8_linear(context, self.weight, self.scale, self.bias, self.int8_product)
 
 
 def gather_rows(owners: Sequence[nn.Module], name: str) -> Tensor:
@@ -173,9 +190,9 @@ def gather_rows(owners: Sequence[nn.Module], name: str) -> Tensor:
     return storage
 
 
-def _projections(attentions: Sequence[BlockAttention]) -> list[nn.Linear]:
+def _projections(attentions: Sequence[BlockAttention]) -> list[nn.Linear | Int8Linear]:
     """List K and V projections of every layer, in the order of the stacked rows."""
-    return [cast(nn.Linear, p) for a in attentions for p in a.kv_projections]
+    return [cast(nn.Linear | Int8Linear, p) for a in attentions for p in a.kv_projections]
 
 
 def _modules(attention: BlockAttention) -> dict[str, nn.Module]:
@@ -187,7 +204,8 @@ def _parameters(attention: BlockAttention) -> tuple[Tensor | None, ...]:
     found = [
         modules[name]._parameters for name in ("k_proj", "v_proj", "k_norm") if name in modules
     ]
-    return *(p.get("weight") for p in found), *(p.get("bias") for p in found[:-1])
+    others = [p.get(name) for p in found[:-1] for name in ("scale", "bias")]
+    return *(p.get("weight") for p in found), *others
 
 
 def _views(attention: BlockAttention) -> tuple[_View | None, ...]:

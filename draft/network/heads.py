@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from draft.config import MarkovKind
+from draft.network.int8_linear import Int8Linear
 
 
 class MarkovHead(nn.Module):
@@ -47,15 +48,17 @@ class MarkovHead(nn.Module):
     @property
     def supports_partial_bias(self) -> bool:
         """Whether `partial_bias` works: the head has no state, and W2 is a plain matrix."""
-        return type(self.markov_w2) is nn.Linear
+        return type(self.markov_w2) in (nn.Linear, Int8Linear)
 
     def partial_bias(
         self, draft_ids: Int[Tensor, "n"], previous_id: Int[Tensor, ""], hidden: Float[Tensor, "E"]
     ) -> Float[Tensor, "n"]:
         """Compute one row's bias for the given vocabulary entries only."""
-        assert isinstance(self.markov_w2, nn.Linear), type(self.markov_w2)
+        w2 = self.markov_w2
+        assert isinstance(w2, nn.Linear | Int8Linear), type(w2)
         feature, _ = self._feature(self.embed(previous_id)[None], hidden[None], None)
-        return self.markov_w2.weight[draft_ids].to(feature.dtype) @ feature[0]
+        bias = w2.weight[draft_ids].to(feature.dtype) @ feature[0]
+        return bias * w2.scale[draft_ids] if isinstance(w2, Int8Linear) else bias
 
     def state_after(
         self, previous_ids: Int[Tensor, "B"], hidden: Float[Tensor, "B E"]

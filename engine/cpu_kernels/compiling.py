@@ -31,7 +31,7 @@ _FOLDER = Path(__file__).parent
 _MOST_SECONDS = 1800
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 # Matrices' dtypes, and the suffixes of their functions' names.
-_SUFFIXES = {torch.float32: "", torch.bfloat16: "_bfloat16"}
+_SUFFIXES = {torch.float32: "", torch.bfloat16: "_bfloat16", torch.int8: "_int8"}
 # The dtypes of a target's matrices, and of its keys and values.
 _DECODERS = {
     (torch.float32, torch.float32): "",
@@ -52,7 +52,6 @@ class KernelLibrary:
     """The compiled functions, by the dtype of matrices; see kernels.cpp for their arguments."""
 
     linear: _ByDType
-    int8_linear: Any
     decode: Mapping[tuple[torch.dtype, torch.dtype], Any]  # and keys and values
     draft_round: _ByDType
     draft_context: _ByDType
@@ -134,8 +133,7 @@ def _load(library: Path) -> KernelLibrary:
     except OSError as error:
         raise CpuKernelsUnavailable(f"cannot load {library}: {error}") from error
     return KernelLibrary(
-        linear=_functions(loaded, "linear", [_POINTER] * 4 + [_COUNT] * 4, None),
-        int8_linear=_function(loaded, "linear_int8", [_POINTER] * 5 + [_COUNT] * 4, None),
+        linear=_functions(loaded, "linear", [_POINTER] * 5 + [_COUNT] * 4, None),
         decode={
             dtypes: _function(loaded, "decode" + suffix, [_POINTER] * 2, None)
             for dtypes, suffix in _DECODERS.items()

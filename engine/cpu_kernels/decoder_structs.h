@@ -4,12 +4,6 @@
 #include "rounded.h"
 
 // The structs are mirrored field by field in structs.py; every member has 8 bytes.
-template <class W>
-struct Matrix {
-  const W *rows;       // [N, K]
-  const float *scale;  // [N]: the factor of each row's numbers; null: 1
-};
-
 template <class W, class KV>
 struct Layer {
   const float *input_norm;  // before attention

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from draft import DecoderVariant, DSparkNetwork
 from draft.network.heads import MarkovHead
+from draft.network.int8_linear import Int8Linear
 from draft.network.network import DraftLayer
 from draft.network.norm import RMSNorm
 from engine.cpu_kernels.compiling import CpuKernelsUnavailable, KernelLibrary
 from engine.cpu_kernels.draft_structs import ChainStruct, DraftLayerStruct, DraftStruct
-from engine.cpu_kernels.weights import has_bias, is_readable, matrices_of
+from engine.cpu_kernels.weights import has_bias, is_matrix, is_readable, matrices_of
 from kv_pool import KVPool
 
 CHAIN_COLUMNS = 64  # of draft_chain.h
@@ -107,7 +108,7 @@ def bind(network: DSparkNetwork, pool: KVPool, kernels: KernelLibrary) -> Bindin
         layers=ctypes.addressof(layers),
         **_embedding(network, keeper),
         final_norm=keeper.norm("norm", network.norm),
-        lm_head=keeper.linear("lm_head", network.lm_head),
+        **keeper.matrix("lm_head", network.lm_head, "lm_head"),
         chain=chain,
     )
     return Binding(run, draft, layers, snapshot, tuple(keeper.kept), chain_reason)
@@ -130,11 +131,11 @@ def _layer(layer: DraftLayer, keys: Tensor, values: Tensor, keeper: "_Keeper") -
         "k_norm": attention.k_norm,
         "post_norm": layer.post_attention_layernorm,
     }
+    matrices: dict[str, int | None] = {}
+    for name, module in matrices_of(layer).items():
+        matrices |= keeper.matrix(f"{at}.{name}_proj", module, name)
     return DraftLayerStruct(
-        **{
-            name: keeper.linear(f"{at}.{name}_proj", module)
-            for name, module in matrices_of(layer).items()
-        },
+        **matrices,
         **{name: keeper.norm(f"{at}.{name}", module) for name, module in norms.items()},
         rotary=keeper.tensor(f"{at}.rotary", attention.rotary.factors),
         keys=keeper.tensor(f"{at} keys", keys),
@@ -163,8 +164,9 @@ def _chain(network: DSparkNetwork, keeper: "_Keeper") -> tuple[ChainStruct, str 
     if head is not None:
         chain.rank = config.markov_rank
         chain.w1 = keeper.tensor("markov_w1", head.markov_w1.weight)
-        chain.w2 = keeper.linear("markov_w2", head.markov_w2)
-        chain.longest = keeper.tensor("markov_w2", _longest_rows(keeper.kept[-1]))
+        w2 = keeper.matrix("markov_w2", head.markov_w2, "w2")
+        chain.w2, chain.w2_scale = w2["w2"], w2["w2_scale"]
+        chain.longest = keeper.tensor("markov_w2", _longest_rows(head.markov_w2))
     if confidence is not None:
         assert confidence.proj.bias is not None
         chain.confidence = keeper.tensor("confidence_head.proj", confidence.proj.weight)
@@ -173,9 +175,12 @@ def _chain(network: DSparkNetwork, keeper: "_Keeper") -> tuple[ChainStruct, str 
     return chain, None
 
 
-def _longest_rows(w2: Tensor) -> Tensor:
+def _longest_rows(w2: nn.Module) -> Tensor:
     """Return the length of the longest row of each stretch of CHAIN_COLUMNS rows."""
-    lengths = torch.linalg.vector_norm(w2, dim=1, dtype=torch.float32)
+    rows = w2.get_parameter("weight").detach()
+    lengths = torch.linalg.vector_norm(rows.float(), dim=1)
+    if isinstance(w2, Int8Linear):
+        lengths = lengths * w2.scale.detach()
     padding = -len(lengths) % CHAIN_COLUMNS
     return nn.functional.pad(lengths, (0, padding)).view(-1, CHAIN_COLUMNS).amax(dim=1)
 
@@ -188,13 +193,16 @@ class _Keeper:
 
     def __init__(self, head: nn.Module) -> None:
         self.kept: list[Tensor] = []
-        self.dtype = head.weight.dtype if type(head) is nn.Linear else torch.float32
+        self.dtype = head.weight.dtype if is_matrix(head) else torch.float32
 
-    def linear(self, name: str, module: nn.Module) -> int:
-        if type(module) is not nn.Linear or has_bias(module):
+    def matrix(self, name: str, module: nn.Module, field: str) -> dict[str, int | None]:
+        """Return the addresses of rows and scales, by the names of a struct's fields."""
+        if not is_matrix(module) or has_bias(module):
             kind = type(module).__name__
             raise CpuKernelsUnavailable(f"{name} is a {kind}, not a linear layer without bias")
-        return self.tensor(name, module.weight, self.dtype)
+        scale = self.tensor(name, module.scale) if isinstance(module, Int8Linear) else None
+        rows = self.tensor(name, module.weight, self.dtype)
+        return {field: rows, f"{field}_scale": scale}
 
     def norm(self, name: str, module: nn.Module) -> int:
         if type(module) is not RMSNorm:

@@ -19,7 +19,7 @@ template <class W>
 struct Chain {
   int64_t num_outputs, block_size, rank;
   const float *w1;            // [V, r]; null where rank is 0
-  const W *w2;                // [Vd, r], likewise
+  Matrix<W> w2;               // [Vd, r], likewise
   const float *longest;       // the greatest |row| of each stretch of W2; null where rank is 0
   const int64_t *target_ids;  // [Vd]; null: draft ids are target ids
   const float *confidence, *confidence_bias;  // [E] or [E + r], [1]; null: no such head
@@ -173,9 +173,9 @@ struct ChainWorker {
     float biases[CHAIN_COLUMNS];
     RowBest row = {splat(-INFINITY), (ivec){}};
     if (feature) {
-      const W *w2 = chain.w2 + at * r;
-      linear_columns(0, n, 1, feature, r, w2, r, {}, biases, CHAIN_COLUMNS);
-      measure(w2, n, chain.longest[at / CHAIN_COLUMNS] * BOUND_MARGIN);
+      linear_columns(0, n, 1, feature, r, chain.w2.rows + at * r, r,
+                     Finish{chain.w2.scale, nullptr}.from(at), biases, CHAIN_COLUMNS);
+      measure(at, n);
     }
     row.look_at(base + at, feature ? biases : nullptr, at, n);
     const Best found = row.result();
@@ -183,10 +183,12 @@ struct ChainWorker {
       best = found;
   }
 
-  void measure(const W *rows, int64_t n, float longest) const {
-    for (int64_t i = 0; i < n; i++) {
-      const W *row = rows + i * chain.rank;
-      if (dot(row, row, chain.rank) > longest * longest) {
+  void measure(int64_t at, int64_t n) const {
+    const float longest = chain.longest[at / CHAIN_COLUMNS] * BOUND_MARGIN;
+    for (int64_t i = at; i < at + n; i++) {
+      const W *row = chain.w2.rows + i * chain.rank;
+      const float scale = chain.w2.scale ? chain.w2.scale[i] : 1.0f;
+      if (dot(row, row, chain.rank) * scale * scale > longest * longest) {
 #pragma omp atomic write
         *pass.is_stale = 1;
       }

@@ -15,9 +15,9 @@ struct ContextWrite {
   int64_t num_slots, num_positions;  // of the pool; of the rotary table
   double norm_eps, key_eps;
   const float *taps;                // [N, A]; null: stacked is given
-  const W *fc;                      // [E, A]
+  Matrix<W> fc;                     // [E, A]
   const float *norm;                // [E]
-  const W *weight;                  // [L * 2 * Hkv * D, E]
+  Matrix<W> weight;                 // [L * 2 * Hkv * D, E]
   const float *bias, *key_norm;     // [L * 2 * Hkv * D], or null; [L, D]
   const float *rotary;              // [P, 2, D]
   const int64_t *positions, *slots; // [N]
@@ -34,15 +34,15 @@ struct ContextWorker {
     const int64_t E = call.hidden, M = 2 * call.num_layers * call.num_kv_heads * call.head_dim;
     int64_t begin, end;
     share(E, rank, size, &begin, &end);
-    linear_columns(begin, end, call.num_rows, call.taps, call.aux_size, call.fc, call.aux_size,
-                   {}, call.context, E);
+    linear_columns(begin, end, call.num_rows, call.taps, call.aux_size, call.fc.rows,
+                   call.aux_size, {call.fc.scale, nullptr}, call.context, E);
 #pragma omp barrier
     for (int64_t n = rank; n < call.num_rows; n += size)
       rms_norm(call.context + n * E, call.norm, call.norm_eps, E, call.context + n * E);
 #pragma omp barrier
     share(M, rank, size, &begin, &end);
-    linear_columns(begin, end, call.num_rows, call.context, E, call.weight, E,
-                   {nullptr, call.bias}, call.stacked, M);
+    linear_columns(begin, end, call.num_rows, call.context, E, call.weight.rows, E,
+                   {call.weight.scale, call.bias}, call.stacked, M);
 #pragma omp barrier
   }
 

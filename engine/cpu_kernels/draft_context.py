@@ -3,14 +3,15 @@
 import ctypes
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from draft import DSparkNetwork, LinearFunction
 from draft.context.stacked_kv import StackedKV
+from draft.network.int8_linear import Int8Linear
 from draft.network.norm import RMSNorm
 from engine.cpu_kernels.compiling import KernelLibrary
 from engine.cpu_kernels.draft_structs import ContextWriteStruct
-from engine.cpu_kernels.weights import has_bias, is_readable
+from engine.cpu_kernels.weights import has_bias, is_matrix, is_readable
 from kv_pool import KVPool
 
 
@@ -44,14 +45,16 @@ class CpuContextWriter:
         if stacked.shares_kv or stacked.norms_values:
             return False
         fc, norm, table = network.fc, network.hidden_norm, stacked.rotary.factors
-        if type(fc) is not nn.Linear or has_bias(fc) or type(norm) is not RMSNorm:
+        if not is_matrix(fc) or has_bias(fc) or type(norm) is not RMSNorm:
             return False
         if any(map(len, (fc._forward_hooks, fc._forward_pre_hooks))):
             return False
         aux_hidden = aux_hidden.to(network.dtype)
         kernel = self._kernels.draft_context.get(fc.weight.dtype)
+        fc_scale = fc.scale if isinstance(fc, Int8Linear) else None
+        scales = [scale for scale in (fc_scale, stacked.scale) if scale is not None]
         floats = (aux_hidden, norm.weight, stacked.norm, table, pool.draft_keys, pool.draft_values)
-        if kernel is None or not all(map(is_readable, floats)):
+        if kernel is None or not all(map(is_readable, (*floats, *scales))):
             return False
         if not all(is_readable(t, fc.weight.dtype) for t in (fc.weight, stacked.weight)):
             return False
@@ -63,7 +66,7 @@ class CpuContextWriter:
             context, out = torch.empty(num_rows, norm.weight.shape[0]), torch.empty(num_rows, width)
         else:
             context = network.project_taps(aux_hidden)
-            out = self._linear(context, stacked.weight, stacked.bias)
+            out = stacked.multiply(context, linear=self._linear)
         call = ContextWriteStruct(
             num_rows=num_rows,
             num_threads=self._num_threads,
@@ -78,8 +81,10 @@ class CpuContextWriter:
             key_eps=stacked.eps,
             taps=aux_hidden.data_ptr() if is_small else None,
             fc=fc.weight.data_ptr(),
+            fc_scale=None if fc_scale is None else fc_scale.data_ptr(),
             norm=norm.weight.data_ptr(),
             weight=stacked.weight.data_ptr(),
+            weight_scale=None if stacked.scale is None else stacked.scale.data_ptr(),
             bias=None if stacked.bias is None else stacked.bias.data_ptr(),
             key_norm=stacked.norm.data_ptr(),
             rotary=table.data_ptr(),

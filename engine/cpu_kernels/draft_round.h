@@ -20,11 +20,11 @@
 template <class W>
 struct DraftLayer {
   const float *input_norm;
-  const W *q, *k, *v;
+  Matrix<W> q, k, v;
   const float *q_norm, *k_norm;
-  const W *o;
+  Matrix<W> o;
   const float *post_norm;
-  const W *gate, *up, *down;
+  Matrix<W> gate, up, down;
   const float *rotary;   // [P, 2, D]: cosines; sines, of which the first half is negated
   float *keys, *values;  // this layer's pool, [S, Hkv, D]
 };
@@ -39,7 +39,7 @@ struct Draft {
   const float *embedding;                // [num_tokens, E]; one of the two is null
   const bfloat16 *narrow_embedding;
   const float *final_norm;
-  const W *lm_head;
+  Matrix<W> lm_head;
   Chain<W> chain;
 };
 
@@ -74,14 +74,14 @@ struct Drafter {
   int64_t num_rows() const { return round.num_sequences * model.num_slots; }
 
   // The start of this thread's part of a matrix [N, K], which it reads next.
-  const W *part(const W *w, int64_t N, int64_t K) const {
+  const W *part(const Matrix<W> &w, int64_t N, int64_t K) const {
     int64_t begin, end;
     share(N, rank, size, &begin, &end);
-    return w + begin * K;
+    return w.rows + begin * K;
   }
 
   // y = x w^T, or y += x w^T, for this thread's columns of all rows.
-  void linear(const float *x, int64_t K, const W *w, float *y, int64_t N, Into into,
+  void linear(const float *x, int64_t K, const Matrix<W> &w, float *y, int64_t N, Into into,
               const W *next) const {
     int64_t begin, end;
     share(N, rank, size, &begin, &end);
@@ -89,12 +89,14 @@ struct Drafter {
   }
 
   // Where the CPU multiplies pairs of bfloat16, rows that meet matrices of it are rounded first.
-  void product(int64_t begin, int64_t end, int64_t rows, const float *x, const W *w, int64_t K,
-               float *y, int64_t N, Into into, const W *next) const {
+  void product(int64_t begin, int64_t end, int64_t rows, const float *x, const Matrix<W> &w,
+               int64_t K, float *y, int64_t N, Into into, const W *next) const {
+    const Finish finish = {w.scale, nullptr};
     if constexpr (multiplies_pairs<W>)
-      linear_rounded(begin, end, rows, x, round.rounded.of(rank), w, K, {}, y, N, into, next);
+      linear_rounded(begin, end, rows, x, round.rounded.of(rank), w.rows, K, finish, y, N, into,
+                     next);
     else
-      linear_columns(begin, end, rows, x, K, w, K, {}, y, N, into, next);
+      linear_columns(begin, end, rows, x, K, w.rows, K, finish, y, N, into, next);
   }
 
   void embed() const {
@@ -248,7 +250,7 @@ struct Drafter {
       return part(model.layers[i + 1].q, model.num_heads * model.head_dim, E);
     int64_t begin, end;
     share_stretches(model.chain.num_outputs, rank, size, &begin, &end);
-    return model.lm_head + begin * E;
+    return model.lm_head.rows + begin * E;
   }
 
   void run() const {

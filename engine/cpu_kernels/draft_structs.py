@@ -8,9 +8,9 @@ from engine.cpu_kernels.structs import counts, pointers, reals
 class DraftLayerStruct(ctypes.Structure):
     """Describes one draft layer: weights and its part of the pool."""
 
-    _fields_ = pointers("input_norm q k v q_norm k_norm o post_norm gate up down") + pointers(
-        "rotary keys values"
-    )
+    _fields_ = pointers(
+        "input_norm q q_scale k k_scale v v_scale q_norm k_norm o o_scale post_norm"
+    ) + pointers("gate gate_scale up up_scale down down_scale rotary keys values")
 
 
 class ChainStruct(ctypes.Structure):
@@ -18,7 +18,7 @@ class ChainStruct(ctypes.Structure):
 
     _fields_ = (
         counts("num_outputs block_size rank")
-        + pointers("w1 w2 longest target_ids confidence confidence_bias")
+        + pointers("w1 w2 w2_scale longest target_ids confidence confidence_bias")
         + counts("hidden confidence_rank")
     )
 
@@ -30,7 +30,7 @@ class DraftStruct(ctypes.Structure):
         *counts("num_layers hidden num_heads num_kv_heads head_dim inner"),
         *counts("num_slots first_slot mask_id num_tokens num_pool_slots num_positions"),
         *reals("eps"),
-        *pointers("layers embedding narrow_embedding final_norm lm_head"),
+        *pointers("layers embedding narrow_embedding final_norm lm_head lm_head_scale"),
         ("chain", ChainStruct),
     ]
 
@@ -61,6 +61,6 @@ class ContextWriteStruct(ctypes.Structure):
         counts("num_rows num_threads aux_size hidden num_layers num_kv_heads head_dim")
         + counts("num_slots num_positions")
         + reals("norm_eps key_eps")
-        + pointers("taps fc norm weight bias key_norm rotary positions slots")
+        + pointers("taps fc fc_scale norm weight weight_scale bias key_norm rotary positions slots")
         + pointers("context stacked keys values")
     )

@@ -49,16 +49,16 @@ static int64_t draft_context(const ContextWrite<W> &call) {
 // Names end with the precision of matrices, and of keys and values where it differs.
 extern "C" {
 
-// y[M, N] = x[M, K] w[N, K]^T + bias[N]; bias may be null.
-void dspark_linear(const float *x, const float *w, const float *bias, float *y, int64_t M,
-                   int64_t K, int64_t N, int64_t num_threads) {
-  linear(x, w, {nullptr, bias}, y, M, K, N, num_threads);
+// y[M, N] = x[M, K] w[N, K]^T * scale[N] + bias[N]; scale and bias may be null.
+void dspark_linear(const float *x, const float *w, const float *scale, const float *bias, float *y,
+                   int64_t M, int64_t K, int64_t N, int64_t num_threads) {
+  linear(x, w, {scale, bias}, y, M, K, N, num_threads);
 }
-void dspark_linear_bfloat16(const float *x, const bfloat16 *w, const float *bias, float *y,
-                            int64_t M, int64_t K, int64_t N, int64_t num_threads) {
-  linear(x, w, {nullptr, bias}, y, M, K, N, num_threads);
+void dspark_linear_bfloat16(const float *x, const bfloat16 *w, const float *scale,
+                            const float *bias, float *y, int64_t M, int64_t K, int64_t N,
+                            int64_t num_threads) {
+  linear(x, w, {scale, bias}, y, M, K, N, num_threads);
 }
-// y[M, N] = x[M, K] w[N, K]^T * scale[N] + bias[N].
 void dspark_linear_int8(const float *x, const int8_t *w, const float *scale, const float *bias,
                         float *y, int64_t M, int64_t K, int64_t N, int64_t num_threads) {
   linear(x, w, {scale, bias}, y, M, K, N, num_threads);
@@ -81,9 +81,15 @@ int64_t dspark_draft_round(const Draft<float> *model, const Round *round) {
 int64_t dspark_draft_round_bfloat16(const Draft<bfloat16> *model, const Round *round) {
   return draft_round(*model, *round);
 }
+int64_t dspark_draft_round_int8(const Draft<int8_t> *model, const Round *round) {
+  return draft_round(*model, *round);
+}
 
 int64_t dspark_draft_context(const ContextWrite<float> *call) { return draft_context(*call); }
 int64_t dspark_draft_context_bfloat16(const ContextWrite<bfloat16> *call) {
+  return draft_context(*call);
+}
+int64_t dspark_draft_context_int8(const ContextWrite<int8_t> *call) {
   return draft_context(*call);
 }
 

@@ -77,6 +77,13 @@ ALWAYS_INLINE void read_ahead(const char *&at) {
 // Whether the product is stored to y or added to it, as for a residual.
 enum class Into { set, add };
 
+// The rows of a linear layer.
+template <class W>
+struct Matrix {
+  const W *rows;       // [N, K]
+  const float *scale;  // [N]: the factor of each row's numbers; null: 1
+};
+
 // The scale and bias of a product, by column; null: none.
 struct Finish {
   const float *scale, *bias;

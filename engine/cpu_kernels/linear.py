@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from draft import LinearFunction, widening_linear
+from draft.network.int8_linear import Int8Linear, Int8Product, product_by_pytorch
 from engine.cpu_kernels.compiling import KernelLibrary
-from engine.cpu_kernels.int8_linear import Int8Linear, Int8Product, product_by_pytorch
 
 
 def cpu_linear(kernels: KernelLibrary, *, max_rows: int, num_threads: int) -> LinearFunction:
@@ -30,6 +30,7 @@ def cpu_linear(kernels: KernelLibrary, *, max_rows: int, num_threads: int) -> Li
         kernel(
             x.data_ptr(),
             weight.data_ptr(),
+            None,
             None if bias is None else bias.data_ptr(),
             y.data_ptr(),
             num_rows,
@@ -45,12 +46,14 @@ def cpu_linear(kernels: KernelLibrary, *, max_rows: int, num_threads: int) -> Li
 def cpu_int8_product(kernels: KernelLibrary, *, num_threads: int) -> Int8Product:
     """Make a replacement of product_by_pytorch that reads the weight without widening it."""
 
+    kernel = kernels.linear[torch.int8]
+
     def product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         if not all(map(_is_plain, (x, weight, scale))):
             return product_by_pytorch(x, weight, scale, bias)
         num_columns, depth = weight.shape
         y = torch.empty(*x.shape[:-1], num_columns)
-        kernels.int8_linear(
+        kernel(
             x.data_ptr(),
             weight.data_ptr(),
             scale.data_ptr(),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from draft import LinearFunction
+from draft.network.int8_linear import Int8Product
 from engine.cpu_kernels.compiling import CpuKernelsUnavailable, KernelLibrary, load_kernels
-from engine.cpu_kernels.int8_linear import Int8Product
 from engine.cpu_kernels.linear import cpu_int8_product, cpu_linear
 from engine.platform.cache_dir import default_cache_dir
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from draft.network.int8_linear import Int8Linear
 from engine.cpu_kernels.compiling import CpuKernelsUnavailable
-from engine.cpu_kernels.int8_linear import Int8Linear
 from engine.runner.hf_attention import (
     IMPLEMENTATION,
     UnsupportedAttention,

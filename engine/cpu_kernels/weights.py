@@ -1,9 +1,11 @@
 """Finds the weights of a decoder layer, and checks that kernels can read them."""
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+
+from draft.network.int8_linear import Int8Linear
 
 _PLAIN_TENSORS: tuple[type[Tensor], ...] = (Tensor, nn.Parameter)  # a quantised one is a subclass
 
@@ -22,7 +24,12 @@ def matrices_of(layer: Any) -> dict[str, nn.Module]:
     }
 
 
-def has_bias(layer: nn.Linear) -> bool:
+def is_matrix(module: nn.Module) -> TypeGuard[nn.Linear | Int8Linear]:
+    """Whether a module is a plain linear layer, int8 or not."""
+    return type(module) in (nn.Linear, Int8Linear)
+
+
+def has_bias(layer: nn.Linear | Int8Linear) -> bool:
     return layer.bias is not None
 
 

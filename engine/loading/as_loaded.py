@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from draft import widening_linear
-from engine.cpu_kernels.int8_linear import Int8Linear, product_by_pytorch
+from draft.network.int8_linear import Int8Linear, product_by_pytorch
 from engine.cpu_kernels.linear import forward_with
 from engine.loading.fused_norms import norms_as_loaded
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from draft.network.int8_linear import Int8Linear
 from engine.config import EngineConfig
-from engine.cpu_kernels.int8_linear import Int8Linear
 from engine.cpu_kernels.target_layers import why_unsupported
 from engine.errors import LoadError
 from engine.loading.target import LoadedTarget
@@ -19,8 +19,7 @@ def quantise(config: EngineConfig, target: LoadedTarget, device: torch.device) -
     """Replace the matrices of the target's layers and head by int8 ones, if the config demands it.
 
     Changes the model in place, and returns a target that is quantised already as it is. The
-    embedding is not quantised: a step reads single rows of it. A draft that shares the target's
-    head keeps the original matrix.
+    embedding is not quantised: a step reads single rows of it.
 
     Raises LoadError, before any change, for a target or a device without int8 support.
     """

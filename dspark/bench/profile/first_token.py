@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from draft import LinearFunction, widening_linear
+from draft.network.int8_linear import Int8Linear
 from dspark.bench.profile.timing import ms, seconds_in_turns
 from dspark.bench.report.columns import columns, number
 from dspark.bench.report.statistics import Spread, ratio
 from dspark.bench.workloads.timing import Case, Samples
 from engine.api import EngineSamplingParams, Request
 from engine.build import Built
-from engine.cpu_kernels.int8_linear import Int8Linear
 from engine.loading.as_loaded import as_loaded
 from engine.loading.draft import LoadedDraft
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 
 from draft.network.draft_vocabulary import DraftVocabulary
 from draft.network.heads import build_markov_head
+from draft.network.int8_linear import Int8Linear
 from draft.proposer.block import BlockSampling
 from draft.proposer.markov_sampling import draft_chain
 from draft.proposer.masking import MaskedChain, satisfies_mask
@@ -99,8 +100,9 @@ def test_masked_rows_draw_from_the_renormalised_allowed_tokens() -> None:
 @pytest.mark.parametrize("kind", [None, *KINDS])
 @pytest.mark.parametrize("target_ids", [None, (1, 3, 5, 7, 9)])
 @pytest.mark.parametrize("first", [{1, 3, 4, 9}, {5}], ids=["some", "one"])
+@pytest.mark.parametrize("is_int8", [False, True])
 def test_a_partial_bias_selects_the_same_token_as_the_full_bias(
-    kind: str | None, target_ids: tuple[int, ...] | None, first: set[int]
+    kind: str | None, target_ids: tuple[int, ...] | None, first: set[int], is_int8: bool
 ) -> None:
     allowed_ids = [first, {0, 2, 3, 7}, {5, 7, 8}]
     vocabulary = None if target_ids is None else _vocabulary(*target_ids)
@@ -116,6 +118,10 @@ def test_a_partial_bias_selects_the_same_token_as_the_full_bias(
         ).requires_grad_(False)
         for parameter in head.parameters():
             parameter *= 4  # makes the bias and the RNN state matter
+        if is_int8:
+            assert isinstance(head.markov_w2, nn.Linear)
+            head.markov_w2 = Int8Linear.of(head.markov_w2)
+        assert head.supports_partial_bias == (kind != "rnn")
     found = []
     for allows_many in (False, True):
         mask = FixedMask(torch.arange(6), allowed_ids, size=10, allows_many=allows_many)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from draft.network.int8_linear import Int8Linear, product_by_pytorch
 from engine.config import EngineConfig
-from engine.cpu_kernels.int8_linear import Int8Linear, product_by_pytorch
 from engine.cpu_kernels.linear import cpu_int8_product
 from engine.errors import LoadError
 from engine.loading.fingerprint import FIELD, target_fingerprint

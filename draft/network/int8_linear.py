@@ -22,6 +22,18 @@ def product_by_pytorch(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | 
     return y if bias is None else y + bias
 
 
+def int8_linear(
+    x: Float[Tensor, "*T K"],
+    weight: Int[Tensor, "N K"],
+    scale: Float[Tensor, " N"],
+    bias: Float[Tensor, " N"] | None,
+    product: Int8Product,
+) -> Float[Tensor, "*T N"]:
+    """Multiply in float32; the result has the dtype of x."""
+    bias = None if bias is None else bias.float()
+    return product(x.float(), weight, scale, bias).to(x.dtype)
+
+
 class Int8Linear(nn.Module):
     """Replaces an nn.Linear. `product` may be set to another function with the same result."""
 
@@ -43,8 +55,7 @@ class Int8Linear(nn.Module):
         return cls(rounded.to(torch.int8), scale, layer.bias)
 
     def forward(self, x: Float[Tensor, "*T K"]) -> Float[Tensor, "*T N"]:
-        bias = None if self.bias is None else self.bias.float()
-        return self.product(x.float(), self.weight, self.scale, bias).to(x.dtype)
+        return int8_linear(x, self.weight, self.scale, self.bias, self.product)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
