@@ -22,7 +22,7 @@ class EngineConfig:
     max_model_len: int | None = None  # tokens; None: the target's own limit
     draft: str | None = None  # folder or hub id; None: no draft model
     draft_revision: str | None = None
-    draft_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the draft's matrices
+    draft_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # of its matrices
     allow_other_target: bool = False  # load a draft that names another target
     num_draft_tokens: int | None = None  # verified per round; None: the draft's block size
     # always: num_draft_tokens at any load, and lookups with a long match

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 # Relative to the largest magnitude: rounding in another order, or of rows to bfloat16 where the
 # CPU multiplies bfloat16 pairs.
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.int8: 1e-4}
 
 
 @dataclass(frozen=True, slots=True)

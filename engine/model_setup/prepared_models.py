@@ -115,7 +115,13 @@ def _prepare_cpu_kernels(
     except CpuKernelsUnavailable as error:
         reason = str(error)
     if draft is not None:
-        set_draft_dtype(config, draft.network, cpu_kernels=cpu_kernels, device=device)
+        set_draft_dtype(
+            config,
+            draft.network,
+            target_head=target.parts.lm_head,
+            cpu_kernels=cpu_kernels,
+            device=device,
+        )
     if cpu_kernels is None:
         return None, reason
     moved = move_to_large_pages(target.model, sharing=[draft.network] if draft is not None else [])

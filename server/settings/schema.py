@@ -137,11 +137,13 @@ class SpeculativeSection(Section):
     draft_revision: Text | None = Field(
         None, description="Branch, tag or commit of a draft's hub id."
     )
-    draft_dtype: Literal["auto", "float32", "bfloat16"] = Field(
+    draft_dtype: Literal["auto", "float32", "bfloat16", "int8"] = Field(
         "auto",
-        description="Number format of the draft's matrices; auto is model.dtype. With a float32 "
-        "target on CPU, auto is bfloat16 if native kernels run and the checkpoint's matrices lose "
-        "nothing by it (the copy of the head is rounded). Native kernels always sum in float32.",
+        description="Number format of the draft's matrices; auto is model.dtype. On CPU, with "
+        "native kernels, auto is int8 for an int8 target, and for a float32 target bfloat16 if the "
+        "checkpoint's matrices lose nothing by it (the copy of the head is rounded). int8 is "
+        "rounded as in model.quantization; it can cost acceptance and changes no text. Native "
+        "kernels always sum in float32.",
     )
     allow_other_target: bool = Field(
         False,

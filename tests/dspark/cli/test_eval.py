@@ -58,3 +58,22 @@ def test_what_cannot_be_evaluated_is_refused_in_one_line(
     err = capsys.readouterr().err
     assert complaint in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.weights
+def test_int8_matrices_of_the_demo_draft_cost_no_accept_length(
+    demo_target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over the int8 target, whose text does not depend on the draft's matrices."""
+    words = ["--config", "demo", "--quantization", "int8", "--device.num_threads", "1"]
+    words += ["--speculative.draft_budget", "always", "--speculative.lookup", "off"]
+    words += ["--temperatures", "0", "--num-prompts", "36", "--max-tokens", "48"]
+    lengths, texts = {}, {}
+    for name in ("float32", "int8"):
+        assert main(["eval", *words, "--speculative.draft_dtype", name]) == 0
+        found = json.loads(capsys.readouterr().out.splitlines()[-1])
+        lengths[name] = found["accept_length_mean"]
+        texts[name] = found["results"][-1]["output_tokens"]
+    assert texts["int8"] == texts["float32"] > 1000
+    assert lengths["float32"] > 1.5
+    assert lengths["int8"] > 0.98 * lengths["float32"]
