@@ -17,10 +17,10 @@ _LONGEST_NAME = 64  # characters of an unknown field that are compared with the 
 class Body(BaseModel):
     """A JSON object with exact types: "5" is no number and 1 is no boolean, but 4.0 is 4.
 
-    UNSERVED maps fields that this server does not serve to their neutral values. Null and these
-    values are accepted, others are refused. IGNORED fields do not affect the output and accept any
-    value. ELSEWHERE maps common misplaced names to the path of the right field. ALIASES are names
-    of fields that have another name in Python.
+    Null is the same as leaving a field out, whatever its name. UNSERVED maps fields that this
+    server does not serve to their neutral values; these are accepted, others are refused. IGNORED
+    fields do not affect the output and accept any value. ELSEWHERE maps common misplaced names to
+    the path of the right field. ALIASES are names of fields that have another name in Python.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -37,6 +37,8 @@ class Body(BaseModel):
             return data
         kept = {}
         for name, value in data.items():
+            if value is None and not cls._needs(name):
+                continue
             if name in cls._integer_fields():
                 kept[name] = _as_integers(value)
             elif name in cls.model_fields or name in cls.ALIASES:
@@ -46,6 +48,12 @@ class Body(BaseModel):
             elif name not in cls.IGNORED:
                 raise cls._unknown_field(name)
         return kept
+
+    @classmethod
+    def _needs(cls, name: str) -> bool:
+        """Return whether a field must have a value."""
+        field = cls.model_fields.get(name)
+        return field.is_required() if field is not None else name in cls.ALIASES
 
     @classmethod
     @cache
@@ -87,7 +95,7 @@ def _as_integers(value: object) -> object:
 
 def check_neutral(name: str, value: object, neutral: tuple[object, ...]) -> None:
     """Raise field_error unless the value is null or one of the neutral ones."""
-    if value is None or any(
+    if any(
         value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral
     ):
         return

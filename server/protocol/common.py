@@ -31,6 +31,28 @@ _MAX_TEMPLATE_KWARGS = 256
 _MAX_STOP_CHARS = 16384  # of all stop strings of a request together
 _MAX_ID_CHARS = 128
 
+# Fields of SGLang's routes that are not served, with the values that change nothing.
+UNSERVED_EXTRAS: Mapping[str, tuple[object, ...]] = {
+    "custom_logit_processor": (),
+    "custom_params": ({},),
+    "lora_path": ("",),
+    "return_cached_tokens_details": (False,),
+    "return_flat_raw_output_top_logprobs": (False,),
+    "return_flat_raw_top_logprobs": (False,),
+    "return_flat_raw_top_logprobs_b64": (False, True),
+    "return_hidden_states": (False,),
+    "return_input_ids_in_sglext": (False,),
+    "return_meta_info": (False,),
+    "return_output_ids_in_sglext": (False,),
+    "return_prompt_token_ids": (False,),
+    "return_routed_experts": (False,),
+    "return_sampling_mask": (False,),
+    "return_spec_tokens_details": (False,),
+    "routed_experts_start_len": (0,),
+    "session_params": ({},),
+    "use_audio_in_video": (False,),
+}
+
 
 Prompt = Annotated[Text, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0)]

@@ -10,6 +10,7 @@ from server.errors.validation_errors import field_error
 from server.protocol.base import Body, Text, item_count
 from server.protocol.common import (
     MAX_PROMPTS,
+    UNSERVED_EXTRAS,
     CacheSalt,
     Messages,
     Priority,
@@ -97,17 +98,18 @@ class GenerateBody(Body):
     return_rounds needs stream, and chat_template_kwargs needs messages.
     """
 
-    IGNORED = frozenset({"model"})
+    IGNORED = frozenset({"log_metrics", "model", "no_logs", "stream_options"})
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "return_hidden_states": (False,),
-        "return_routed_experts": (False,),
+        **UNSERVED_EXTRAS,
+        "background": (False,),
+        "require_reasoning": (False,),
+        "return_bytes": (False,),
+        "return_entropy": (False,),
+        "return_indexer_topk": (False,),
         "image_data": (),
         "audio_data": (),
         "video_data": (),
         "input_embeds": (),
-        "lora_path": (),
-        "session_params": (),
-        "custom_logit_processor": (),
     }
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = (

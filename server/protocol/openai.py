@@ -10,6 +10,7 @@ from server.errors.validation_errors import field_error
 from server.protocol.base import Body, Text, item_count
 from server.protocol.common import (
     MAX_PROMPTS,
+    UNSERVED_EXTRAS,
     Messages,
     Prompt,
     PromptIds,
@@ -37,10 +38,17 @@ _NO_EFFECT = frozenset(
 )
 
 _UNSERVED: Mapping[str, tuple[object, ...]] = {
+    **UNSERVED_EXTRAS,
+    "allowed_token_ids": (),
+    "bad_words": ([],),
     "length_penalty": (1,),
-    "use_beam_search": (False,),
-    "add_special_tokens": (),
     "return_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "return_weight_versions": (False,),
+    "routed_experts_prompt_start": (0,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
 }
 
 
@@ -128,6 +136,7 @@ class CompletionBody(OpenAIBody):
 
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **_UNSERVED,
+        "add_special_tokens": (True,),
         "best_of": (1,),
         "suffix": ("",),
     }
@@ -183,7 +192,12 @@ class ChatBody(OpenAIBody, ToolFields):
 
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **_UNSERVED,
+        "add_special_tokens": (False,),
+        "echo": (False,),
         "functions": ([],),
+        "include_reasoning": (True,),
+        "separate_reasoning": (True,),
+        "stream_reasoning": (True,),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
         "audio": (),

@@ -214,12 +214,19 @@ class ResponsesBody(RequestFields):
             "prompt_cache_retention",
             "safety_identifier",
             "service_tier",
+            "spaces_between_special_tokens",
             "stream_options",
             "user",
         }
     )
     UNSERVED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "background": (False,),
+        "enable_response_messages": (False,),
+        "frequency_penalty": (0,),
+        "include_reasoning": (True,),
+        "include_stop_str_in_output": (False,),
+        "presence_penalty": (0,),
+        "repetition_penalty": (1,),
         "context_management": ([],),
         "conversation": (),
         "moderation": (),

@@ -22,6 +22,15 @@ BUSY = EngineSnapshot(
 )
 
 
+BODIES: dict[str, dict[str, Any]] = {
+    "/generate": {"text": ["hi", "ho"]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/chat/completions": {"messages": [USER]},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"model": "tiny", "messages": [USER], "max_tokens": 5},
+}
+
+
 def _busy() -> FakeEngine:
     engine = FakeEngine()
     engine.state = BUSY
@@ -182,13 +191,7 @@ def test_the_priority_reaches_the_engine_from_every_route(
     engine = FakeEngine()
     client = connect(engine)
     field = {} if priority is None else {"priority": priority}
-    for route, body in (
-        ("/generate", {"text": ["hi", "ho"]}),
-        ("/v1/completions", {"prompt": "hi"}),
-        ("/v1/chat/completions", {"messages": [USER]}),
-        ("/v1/responses", {"input": "hi"}),
-        ("/v1/messages", {"model": "tiny", "messages": [USER], "max_tokens": 5}),
-    ):
+    for route, body in BODIES.items():
         assert client.post(route, json={**body, **field}).status_code == 200
     assert {request.priority for request in engine.requests} == {priority or 0}
     error = error_of(client.post("/generate", json={"text": "hi", "priority": "high"}))
@@ -209,6 +212,80 @@ def test_fields_without_effect_are_accepted(connect: Connect) -> None:
         "spaces_between_special_tokens": False,
     }
     assert client.post("/v1/chat/completions", json=chat).status_code == 200
+
+
+# What clients send that write out every default of SGLang's and vLLM's request classes.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "/generate": {
+        **{
+            "return_logprob": None,
+            "top_logprobs_num": None,
+            "stream": None,
+            "bootstrap_host": None,
+        },
+        **{"lora_path": "", "return_hidden_states": False, "log_metrics": True, "no_logs": False},
+        **{"stream_options": {"include_usage": True}, "background": False, "return_bytes": False},
+    },
+    "/v1/completions": {
+        **{
+            "bad_words": [],
+            "allowed_token_ids": None,
+            "add_special_tokens": True,
+            "vllm_xargs": None,
+        },
+        **{
+            "return_weight_versions": False,
+            "session_params": None,
+            "custom_params": {},
+            "echo": None,
+        },
+    },
+    "/v1/chat/completions": {
+        **{"separate_reasoning": True, "stream_reasoning": True, "include_reasoning": True},
+        **{
+            "echo": False,
+            "add_special_tokens": False,
+            "documents": None,
+            "return_meta_info": False,
+        },
+        "stream_options": {"include_usage": None, "chunk_include_usage": None},
+    },
+    "/v1/responses": {
+        **{"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0},
+        **{"spaces_between_special_tokens": True, "enable_response_messages": False, "extra": None},
+    },
+    "/v1/messages": {"betas": None, "kv_transfer_params": None, "chat_template_kwargs": None},
+}
+
+
+@pytest.mark.parametrize("route", DEFAULTS)
+@pytest.mark.parametrize("field", ["each", "all"])
+def test_values_that_change_nothing_are_accepted(connect: Connect, route: str, field: str) -> None:
+    client, fields = connect(), DEFAULTS[route]
+    stream = {"stream": True} if "stream_options" in fields else {}
+    for sent in [{k: v} for k, v in fields.items()] if field == "each" else [fields]:
+        response = client.post(route, json={**BODIES[route], **stream, **sent})
+        assert response.status_code == 200, (sent, response.text)
+
+
+@pytest.mark.parametrize("route", DEFAULTS)
+def test_other_values_of_the_same_fields_are_refused_by_name(connect: Connect, route: str) -> None:
+    client = connect()
+    served = {"return_logprob", "top_logprobs_num", "stream", "stream_options", "echo"}
+    ignored = {"log_metrics", "no_logs", "spaces_between_special_tokens"}
+    for name in DEFAULTS[route].keys() - served - ignored:
+        response = client.post(route, json={**BODIES[route], name: ["other"]})
+        assert response.status_code == 400
+        assert name in response.text
+
+
+def test_null_is_refused_where_a_value_is_needed(connect: Connect) -> None:
+    client = connect()
+    assert (
+        "send exactly one of" in error_of(client.post("/generate", json={"text": None}))["message"]
+    )
+    for route, name in (("/v1/completions", "prompt"), ("/v1/chat/completions", "messages")):
+        assert error_of(client.post(route, json={name: None}))["param"] == name
 
 
 def test_several_texts_are_tokenized_at_once(connect: Connect) -> None:
