@@ -59,9 +59,16 @@ TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], item_count(MAX_VALUES)]
 PromptIds = Annotated[list[TokenId], item_count(MAX_VALUES, least=1)]
 RequestId = Annotated[Text, Field(min_length=1, max_length=_MAX_ID_CHARS)]
-Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+# The OpenAPI document has bounds as floats; this one is exact in decimal digits, too.
+_INT64_BOUND = 2**63 - 1024
+_Int64 = Annotated[
+    int,
+    Field(ge=-(2**63), lt=2**63),
+    WithJsonSchema({"type": "integer", "minimum": -_INT64_BOUND, "maximum": _INT64_BOUND}),
+]
+Priority = _Int64
 CacheSalt = Annotated[Text, Field(min_length=1, max_length=_MAX_ID_CHARS)]
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Seed = _Int64
 
 
 class TextPart(Body):

@@ -24,8 +24,33 @@ ToolName = Annotated[
     ),
 ]
 # How the OpenAPI document describes a tool_choice, which is validated by hand.
-TOOL_CHOICE_SCHEMA: Any = {
-    "anyOf": [{"enum": ["none", "auto", "required", None]}, {"type": "object"}]
+
+
+def _object(**properties: object) -> dict[str, object]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+_FUNCTION = {"const": "function"}
+_FUNCTIONS = [
+    _object(type=_FUNCTION, function=_object(name={"type": "string"})),
+    _object(type=_FUNCTION, name={"type": "string"}),
+]
+_ALLOWED = {
+    "mode": {"enum": ["auto", "required"]},
+    "tools": {"type": "array", "minItems": 1, "items": {"anyOf": _FUNCTIONS}},
+}
+TOOL_CHOICE_SCHEMA: Any = {  # of chat completions, then of the Responses API; see select_tools
+    "anyOf": [
+        {"enum": ["none", "auto", "required", None]},
+        *_FUNCTIONS,
+        _object(type={"const": "allowed_tools"}, allowed_tools=_object(**_ALLOWED)),
+        _object(type={"const": "allowed_tools"}, **_ALLOWED),
+    ]
 }
 
 
