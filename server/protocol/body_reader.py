@@ -2,20 +2,15 @@
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from server.errors.validation_errors import InvalidBody, describe, quote
-from server.protocol.json_bounds import bounds_error
+from server.protocol.json_scan import bounds_error, may_hold_infinite, may_hold_surrogates
 
 B = TypeVar("B", bound=BaseModel)
-
-# Values that JSON cannot carry back; a field that no validator reads may have them.
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # half of a pair, escaped or not
-_MAY_BE_INFINITE = re.compile(r"NaN|Infinity|[eE]\+?\d{3}|(?<!\d)\d{300}")
 
 
 def read_body(content: bytes, model: type[B]) -> B:
@@ -27,9 +22,10 @@ def read_body(content: bytes, model: type[B]) -> B:
         body = model.model_validate(value)
     except ValidationError as error:
         raise InvalidBody(*describe(error.errors(include_url=False))) from None
-    if _SURROGATE.search(text) and not _is_unicode(json.dumps(value, ensure_ascii=False)):
+    # Values that JSON cannot carry back may be in a field that no validator reads.
+    if may_hold_surrogates(text) and not _is_unicode(json.dumps(value, ensure_ascii=False)):
         _refuse(value, _has_surrogate, "must be valid Unicode, without lone surrogates")
-    if _MAY_BE_INFINITE.search(text):
+    if may_hold_infinite(text):
         _refuse(value, _is_infinite, "must be a finite number")
     return body
 

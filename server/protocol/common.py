@@ -16,7 +16,7 @@ from pydantic import (
 from server.errors.validation_errors import field_error
 from server.protocol.base import Body, Text, item_count
 from server.protocol.engine_options import EngineOptions
-from server.protocol.json_bounds import MAX_VALUES
+from server.protocol.json_scan import MAX_VALUES
 from server.protocol.tools import CallBody
 from server.structured_output.grammar_spec import GrammarSpec
 from server.text.stop_regex import StopRegex

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from server.errors.validation_errors import field_error, quote
 from server.protocol.base import Body, JsonObject, Text, item_count
 from server.protocol.common import SamplingFields
-from server.protocol.json_bounds import MAX_NESTED_VALUES, bounds_error
+from server.protocol.json_scan import MAX_NESTED_VALUES, bounds_error
 from server.structured_output.grammar_spec import MAX_CHOICES, GrammarKind, GrammarSpec
 
 _MAX_STRUCTURES = 64  # fields of structured_outputs

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from server.errors.validation_errors import field_error, quote
 from server.protocol.base import Body, JsonObject, Text, item_count
-from server.protocol.json_bounds import MAX_NESTED_VALUES, bounds_error
+from server.protocol.json_scan import MAX_NESTED_VALUES, bounds_error
 from server.structured_output.grammar_spec import GrammarSpec
 
 MAX_TOOLS = 256

@@ -101,12 +101,18 @@ _AROUND: dict[str, tuple[str, Callable[[list[Any]], dict[str, Any]]]] = {
 }
 
 
-def large_bodies(size: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield (name, route, content) with about `size` bytes, for every list and kind of item."""
-    for name, (route, around) in _AROUND.items():
-        for item in ITEMS:
+def large_bodies(size: int, *, all_kinds: bool = True) -> Iterator[tuple[str, str, bytes]]:
+    """Yield (name, route, content) with about `size` bytes, for every list and kind of item.
+
+    all_kinds: or else each list with one kind of item, by turns.
+    """
+    for number, (name, (route, around)) in enumerate(_AROUND.items()):
+        for item in ITEMS if all_kinds else [ITEMS[number % len(ITEMS)]]:
             count = max(1, size // (len(json.dumps(item)) + 2))
             content = json.dumps(around([item] * count)).encode()
+            if len(content) > size:
+                count = max(1, count * size // len(content))
+                content = json.dumps(around([item] * count)).encode()
             yield f"{name} of {json.dumps(item)}", route, content
 
 
