@@ -88,8 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--work", type=Path, required=True, metavar="FOLDER", help="for the model and all results")
     add("--only", nargs="+", choices=list(_STEPS), default=[], help="some of the steps")
-    add("--prompts", type=int, default=600, metavar="N", help="prompts to train on; default 600")
-    add("--answer-tokens", type=int, default=96, metavar="N", help="to train on; default 96")
+    add("--prompts", type=int, default=800, metavar="N", help="prompts to train on; default 800")
+    add("--answer-tokens", type=int, default=64, metavar="N", help="to train on; default 64")
     add("--epochs", type=int, default=4, metavar="N", help="of the training; default 4")
     add("--anchors", type=int, default=32, metavar="N", help="of a sequence; default 32")
     add("--threads", default="auto", metavar="N", help="of a computation; default auto")
