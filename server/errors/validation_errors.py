@@ -1,7 +1,7 @@
 """Turns pydantic's validation errors into one message with field, found and accepted."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 from pydantic_core import PydanticCustomError
@@ -28,6 +28,7 @@ _ACCEPTED: Mapping[str, str] = {
     "too_long": "must have at most {max_length} items",
     "too_short": "must not be empty",
 }
+_UNITS = {"string_too_long": "characters", "too_long": "items"}  # a length is found, not a value
 
 
 class InvalidBody(Exception):
@@ -115,7 +116,12 @@ def _sentence(error: Mapping[str, Any]) -> str:
             "the body must be a JSON object sent with 'content-type: application/json'; "
             f"found {quote(error['input'])}"
         )
-    return f"'{param}' {accepted}; found {quote(error['input'])}"
+    return f"'{param}' {accepted}; found {_found(kind, error['input'])}"
+
+
+def _found(kind: str, value: Any) -> str:
+    unit = _UNITS.get(kind)
+    return f"{len(value)} {unit}" if unit and isinstance(value, Sized) else quote(value)
 
 
 def _short(value: object) -> object:

@@ -124,7 +124,7 @@ def test_a_list_over_its_limit_is_refused_with_the_limit(item: object) -> None:
     body = {"text": ["a"], "rid": ["r"] * 1025}
     found = refusal(json.dumps(body).encode(), GenerateBody)
     assert found is not None
-    assert "must have at most 1024 items" in found.message
+    assert "must have at most 1024 items; found 1025 items" in found.message
     assert found.param == "rid"
 
 
