@@ -9,8 +9,10 @@ import torch
 from draft import ContextKernel, LinearFunction, Proposer, widening_linear
 from engine.api import EngineInfo
 from engine.config import EngineConfig
+from engine.core.draft_ahead import DraftAhead
 from engine.core.engine_core import EngineCore
 from engine.core.worker import EngineWorker
+from engine.cuda_graphs import GraphedProposer
 from engine.draft_length.cost_model import StepCosts
 from engine.draft_length.cost_profiling import CostRig
 from engine.draft_length.cost_tracking import StepTimes
@@ -208,6 +210,9 @@ def _make_engine(
         order=RequestOrder(config.policy, config.priority_order, config.priority_aging_s),
         prefill_chunk_tokens=config.prefill_chunk_tokens,
     )
+    ahead = None
+    if isinstance(passes.proposer, GraphedProposer) and passes.proposer.can_draft_ahead(1):
+        ahead = DraftAhead(proposer=passes.proposer, scheduler=scheduler, device=device)
     return EngineCore(
         target=passes.target,
         proposer=passes.proposer,
@@ -224,6 +229,7 @@ def _make_engine(
         context_kv_mode=config.stacked_context_kv,
         device=device,
         budget=make_budget(config, models.draft, planner),
+        ahead=ahead,
         observer=observer,
         record_times=record_times,
     )

@@ -52,7 +52,11 @@ class ChainMask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BlockRequest:
-    """Requests one block for each of B sequences whose context KV is written up to the anchor."""
+    """Requests one block for each of B sequences whose context KV is written up to the anchor.
+
+    With least_context_lens the anchors' positions are on the device alone: context_lens are the
+    largest that they may be, and least_context_lens the smallest.
+    """
 
     anchor_ids: Int[Tensor, "B"]
     anchor_positions: Int[Tensor, "B"]
@@ -61,6 +65,7 @@ class BlockRequest:
     context_lens: Sequence[int]  # tokens before the anchor, which is its position
     sampling: BlockSampling | None = None  # None: every row takes the argmax
     mask: ChainMask | None = None  # None: every token is allowed
+    least_context_lens: Sequence[int] | None = None  # None: context_lens are exact
 
 
 @dataclass(frozen=True, slots=True)

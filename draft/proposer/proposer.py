@@ -202,6 +202,7 @@ class DSparkProposer:
         return self._writer.reason
 
     def _paged_block(self, request: BlockRequest) -> "_PagedBlock":
+        assert request.least_context_lens is None, "lengths must be on the host"
         num_sequences, width = request.slots.shape
         assert width == self.num_slots, f"{width} slots for a block of {self.num_slots}"
         causal = [layer.causal for layer in self._network.config.layers]

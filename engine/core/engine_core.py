@@ -17,6 +17,7 @@ from engine.api import (
     Request,
     TokenEvent,
 )
+from engine.core.draft_ahead import DraftAhead
 from engine.core.out_of_memory import is_out_of_memory
 from engine.draft_length.confidence_cutoff import VerifyAll, VerifyBudget
 from engine.draft_length.cost_tracking import StepTimes
@@ -58,10 +59,13 @@ class EngineCore:
         context_kv_mode: ContextKVMode,
         device: torch.device,
         budget: VerifyBudget | None = None,
+        ahead: DraftAhead | None = None,
         observer: StepObserver | None = None,
         record_times: Callable[[StepTimes], None] | None = None,
     ) -> None:
-        """budget: None verifies every draft token. record_times gets the seconds of each step."""
+        """budget: None verifies every draft token. ahead: launches drafts before they are planned.
+        record_times gets the seconds of each step.
+        """
         self._target = target
         self._proposer = proposer
         self._scheduler = scheduler
@@ -70,6 +74,7 @@ class EngineCore:
         self._mode: ContextKVMode = context_kv_mode
         self._device = device
         self._budget = budget or VerifyAll()
+        self._ahead = ahead
         self._step_observers = Observers([observer.record] if observer is not None else [])
         self._time_observers = Observers([record_times] if record_times is not None else [])
         self._failed: list[TokenEvent] = []  # ends of requests in the step that is computed
@@ -170,22 +175,37 @@ class EngineCore:
             plan = self._budget.cut(plan, block)
         with self._metrics.stage("verify"):
             batch = build_batch(plan, block, device=self._device)
-            return _Ran(plan, uniforms, block, batch, self._target.forward(batch))
+            output = self._target.forward(batch)
+        if self._ahead is not None and not output.has_written_context:
+            # The next block follows on the device. Rows that will be rejected lie past the
+            # sequence's length, where nothing reads them.
+            with self._metrics.stage("context"):
+                self._proposer.write_context(output.aux_hidden, batch.positions, batch.slot_mapping)
+                output.has_written_context = True
+        return _Ran(plan, uniforms, block, batch, output)
 
     def _draft(self, plan: StepPlan, uniforms: UniformPlan | None) -> DraftBlock | None:
-        if not plan.drafting:
-            return None
-        return self._proposer.propose(
-            build_block_request(
-                plan.drafting,
-                uniforms.block if uniforms is not None else None,
-                mask=DraftTokenMasks.of(
-                    plan.drafting, vocab_size=self._target.vocab_size, device=self._device
-                ),
-                num_slots=self._proposer.num_slots,
-                device=self._device,
+        drafting = plan.drafting
+
+        def draft(some: Sequence[ScheduledSequence]) -> DraftBlock:
+            sampling = None
+            if uniforms is not None:
+                sampling = uniforms.of_block(plan, some, device=self._device)
+            return self._proposer.propose(
+                build_block_request(
+                    some,
+                    sampling,
+                    mask=DraftTokenMasks.of(
+                        some, vocab_size=self._target.vocab_size, device=self._device
+                    ),
+                    num_slots=self._proposer.num_slots,
+                    device=self._device,
+                )
             )
-        )
+
+        if self._ahead is not None:
+            return self._ahead.propose(drafting, draft)
+        return draft(drafting) if drafting else None
 
     def _verify(self, ran: "_Ran", meanwhile: Callable[[], None]) -> "_Decided":
         with self._metrics.stage("verify"):
@@ -193,12 +213,26 @@ class EngineCore:
                 ran.plan, vocab_size=self._target.vocab_size, device=self._device
             )
             results = verify_step(
-                ran.plan, ran.batch, ran.block, ran.output.logits, ran.uniforms, options, meanwhile
+                ran.plan,
+                ran.batch,
+                ran.block,
+                ran.output,
+                ran.uniforms,
+                options,
+                meanwhile,
+                self._ahead,
             )
         return _Decided(ran.plan, ran.block, ran.batch, ran.output, options, results)
 
     def _write_context(self, decided: "_Decided", committed: Sequence[Committed]) -> None:
-        """Write the draft's context keys and values for exactly the committed rows."""
+        """Write the draft's context keys and values for exactly the committed rows.
+
+        Where the pass wrote all rows, only a discarded block's scratch is written over.
+        """
+        if decided.output.has_written_context and not (
+            self._ahead is not None and self._ahead.has_discarded
+        ):
+            return
         counts = [(done.scheduled, done.num_rows) for done in committed]
         if self._proposer.block_size == 0 or not any(count for _, count in counts):
             return

@@ -59,7 +59,10 @@ def capture_graphs(
     def pages(width: int) -> int:
         return -(-(limits.max_len + width) // scratch.page_size)
 
+    draft = proposer if isinstance(proposer, DSparkProposer) else None
     try:
+        if draft is not None:
+            _stack_weights(draft)
         graphed_target = GraphedTarget(
             eager=target,
             make_target=make_target,
@@ -69,17 +72,17 @@ def capture_graphs(
             widths=limits.widths,
             max_pages=pages(limits.widths[-1]),
             scratch=scratch,
+            draft=draft,
             device=device,
         )
         graphed_proposer = proposer
-        if isinstance(proposer, DSparkProposer):
-            _stack_weights(proposer)
+        if draft is not None:
             graphed_proposer = GraphedProposer(
-                eager=proposer,
+                eager=draft,
                 attention=_fixed(make_attention()),
                 capturer=capturer,
                 capture_sizes=capture_sizes,
-                max_pages=pages(proposer.num_slots),
+                max_pages=pages(draft.num_slots),
                 scratch=scratch,
                 device=device,
             )

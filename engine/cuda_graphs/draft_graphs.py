@@ -53,6 +53,7 @@ class GraphedProposer:
         self._eager = eager
         self._capture_sizes = capture_sizes
         self._scratch = scratch
+        self._follows_device_lens = attention.follows_device_lens
         self._rounds: dict[tuple[int, bool], _Round] = {}
         outputs = SharedOutputs()
         for size in reversed(
@@ -83,10 +84,14 @@ class GraphedProposer:
             return self._eager.propose(request)
         this = self._rounds[size, request.sampling is not None]
         this.stage(request, self._scratch.slot)
+        least = request.least_context_lens
         this.attention.update(
             kv_lens=self._kv_lens(request.context_lens, size),
             page_tables=self._scratch.pad_tables(request.page_tables, self.num_slots, size),
+            least_kv_lens=None if least is None else self._kv_lens(least, size),
         )
+        if least is not None:
+            this.attention.set_kv_lens(request.anchor_positions + self.num_slots)
         this.recording.replay()
         found = this.recording.outputs
         block = DraftBlock(
@@ -101,6 +106,10 @@ class GraphedProposer:
         ):
             return block
         return self._eager.propose(request)  # the mask is filled on the host, slot by slot
+
+    def can_draft_ahead(self, num_sequences: int) -> bool:
+        """Return whether `propose` takes requests with least_context_lens of so many sequences."""
+        return self._follows_device_lens and self._capture_sizes.holding(num_sequences) is not None
 
     def _kv_lens(self, context_lens: Sequence[int], size: int) -> list[int]:
         """Return the length of context and block; padding sequences have no context."""

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+from jaxtyping import Int
+from torch import Tensor
+
 from kv_pool import AttentionPlan, FixedBackend, FixedPlan
 
 
@@ -21,11 +24,22 @@ class PinnedAttention:
         self._plans: dict[bool, FixedPlan] = {}
         self._step: tuple[Sequence[int], Sequence[Sequence[int]]] | None = None
 
-    def update(self, *, kv_lens: Sequence[int], page_tables: Sequence[Sequence[int]]) -> None:
+    def update(
+        self,
+        *,
+        kv_lens: Sequence[int],
+        page_tables: Sequence[Sequence[int]],
+        least_kv_lens: Sequence[int] | None = None,
+    ) -> None:
         """See FixedPlan.update."""
         self._step = (kv_lens, page_tables)
         for plan in self._plans.values():
-            plan.update(kv_lens=kv_lens, page_tables=page_tables)
+            plan.update(kv_lens=kv_lens, page_tables=page_tables, least_kv_lens=least_kv_lens)
+
+    def set_kv_lens(self, kv_lens: Int[Tensor, "B"]) -> None:
+        """See FixedPlan.set_kv_lens."""
+        for plan in self._plans.values():
+            plan.set_kv_lens(kv_lens)
 
     def plan(
         self,

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draft import DSparkProposer
 from engine.arrays import IntArray
 from engine.cuda_graphs.capture import GraphCapturer, Recording
 from engine.cuda_graphs.capture_sizes import CaptureSizes
@@ -14,7 +15,7 @@ from engine.cuda_graphs.pinned import PinnedAttention
 from engine.cuda_graphs.scratch import ScratchPage
 from engine.cuda_graphs.shared_outputs import SharedOutputs
 from engine.runner.batch import ScheduleBatch
-from engine.runner.target_model import TargetModel, TargetOutput
+from engine.runner.target_model import GreedyVerdict, TargetModel, TargetOutput
 from engine.runner.transfer import upload
 from kv_pool import AttentionBackend, FixedBackend
 
@@ -31,6 +32,9 @@ class GraphedTarget:
     eager pass. Other rows are padding: their keys and values go to the scratch page, which only
     padding sequences read. A step runs in the narrowest window that holds its sequences. Steps with
     more rows of a sequence, or with a sequence that is shorter than a window, run eagerly.
+
+    A replay also takes the greedy verdict, and writes the draft's context of every row. Rows that
+    are rejected lie past the sequence's length, where nothing reads them.
     """
 
     def __init__(
@@ -44,9 +48,12 @@ class GraphedTarget:
         widths: tuple[int, ...],
         max_pages: int,
         scratch: ScratchPage,
+        draft: DSparkProposer | None,
         device: torch.device,
     ) -> None:
         """Capture every size, with windows of every width.
+
+        draft: its context is written at the end of each pass.
 
         widths: rows of verify windows, ascending; max_pages: of a sequence and the widest window.
         make_target builds the same target over another attention. Raises NoFixedPlan when a
@@ -58,6 +65,8 @@ class GraphedTarget:
         outputs = SharedOutputs()
         self._scratch = scratch
         self._device = device
+        self._draft = draft
+        self._context_path = draft.context_kv_path if draft is not None else None
         self._windows: dict[tuple[int, int], _Window] = {}
         for rows in reversed(widths):  # the largest first: the others fit into its memory
             for size in reversed(capture_sizes.sizes):
@@ -75,6 +84,7 @@ class GraphedTarget:
                     size,
                     rows,
                     scratch.slot,
+                    draft,
                     device,
                 )
 
@@ -95,9 +105,22 @@ class GraphedTarget:
             kv_lens=_kv_lens(batch.kv_lens, size, width),
             page_tables=self._scratch.pad_tables(batch.page_tables, width, size),
         )
+        count = len(batch.query_lens)
+        has_verdict = len(batch.num_drafts) == count  # otherwise some sequences do not sample
+        if has_verdict:
+            window.first[:count] = width - 1 - batch.num_drafts
         window.recording.replay()
         found = window.recording.outputs
-        return TargetOutput(found.logits[at[batch.logit_rows]], _rows(found.aux_hidden, at))
+        return TargetOutput(
+            lambda: found.logits[at[batch.logit_rows]],
+            lambda: _rows(found.aux_hidden, at),
+            verdict=GreedyVerdict(found.num_accepted[:count], found.output_ids[:count])
+            if has_verdict
+            else None,
+            # A recording keeps the writer's path, whatever mode the writer has now.
+            has_written_context=self._draft is not None
+            and self._draft.context_kv_path == self._context_path,
+        )
 
     def _fitting(self, batch: ScheduleBatch) -> int | None:
         """Find the narrowest window for every sequence's rows; None if a sequence is shorter."""
@@ -112,15 +135,26 @@ def _kv_lens(kv_lens: Sequence[int], size: int, width: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class _WindowOutputs:
+    """The outputs of a recording, of every padded row and every padded sequence."""
+
+    logits: Tensor
+    aux_hidden: Tensor
+    num_accepted: Tensor
+    output_ids: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class _Window:
     """One size and width: the buffers that its recording reads, and the recording."""
 
     token_ids: Tensor  # [size * width], as are the next two
     positions: Tensor
     slots: Tensor
+    first: Tensor  # [size]: the column of each sequence's anchor
     pads: tuple[Tensor, Tensor, Tensor]  # the values of a padded row
     attention: PinnedAttention
-    recording: Recording[TargetOutput]
+    recording: Recording[_WindowOutputs]
 
     def stage(self, token_ids: Tensor, positions: Tensor, slots: Tensor, source: Tensor) -> None:
         """Copy a step's rows to the buffers; source: see _sources."""
@@ -139,6 +173,7 @@ def _capture(
     size: int,
     width: int,
     scratch_slot: int,
+    draft: DSparkProposer | None,
     device: torch.device,
 ) -> _Window:
     num_rows = size * width
@@ -147,6 +182,7 @@ def _capture(
         return torch.full((count,), value, dtype=torch.long, device=device)
 
     token_ids, positions, slots = integers(0), integers(0), integers(scratch_slot)
+    first = integers(width - 1, size)
     batch = ScheduleBatch(
         token_ids=token_ids,
         positions=positions,
@@ -160,17 +196,40 @@ def _capture(
         page_tables=((),) * size,
     )
 
-    def run() -> TargetOutput:
+    def run() -> _WindowOutputs:
         found = target.forward(batch)
         aux_hidden = found.aux_hidden
         if aux_hidden.shape[1]:
             aux_hidden = outputs.store("aux_hidden", aux_hidden)
-        return TargetOutput(outputs.store("logits", found.logits), aux_hidden)
+        if draft is not None:
+            draft.write_context(aux_hidden, positions, slots)
+        choices = found.logits.argmax(dim=-1).view(size, width)
+        num_accepted, output_ids = _judge(token_ids.view(size, width), choices, first)
+        return _WindowOutputs(
+            logits=outputs.store("logits", found.logits),
+            aux_hidden=aux_hidden,
+            num_accepted=outputs.store("num_accepted", num_accepted),
+            output_ids=outputs.store(f"output_ids of {width}", output_ids),
+        )
 
     with torch.inference_mode():
         recording = capturer.capture(run)
     pads = (integers(0, 1), integers(0, 1), integers(scratch_slot, 1))
-    return _Window(token_ids, positions, slots, pads, attention, recording)
+    return _Window(token_ids, positions, slots, first, pads, attention, recording)
+
+
+def _judge(token_ids: Tensor, choices: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """Accept drafts while they are the argmax; return the counts, and ids as in GreedyVerdict.
+
+    token_ids, choices: [B, W], windows and the argmax after each row. first: see _Window.
+    """
+    width = token_ids.shape[1]
+    columns = torch.arange(width, device=token_ids.device)
+    is_accepted = (token_ids[:, 1:] == choices[:, :-1]) | (columns[:-1] < first[:, None])
+    num_accepted = is_accepted.long().cumprod(dim=1).sum(dim=1) - first
+    bonus_ids = choices.gather(1, (first + num_accepted)[:, None])
+    drafts = token_ids.gather(1, (first[:, None] + 1 + columns).clamp(max=width - 1))
+    return num_accepted, drafts.scatter(1, num_accepted[:, None], bonus_ids)
 
 
 def _padded_rows(query_lens: Sequence[int], width: int) -> IntArray:

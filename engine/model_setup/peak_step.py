@@ -108,12 +108,12 @@ class PeakStep:
         block = self._propose(plan, draws, proposer, vocab_size, device)
         batch = build_batch(plan, block, device=device)
         output = target.forward(batch)
+        if proposer.block_size > 0:
+            proposer.write_context(output.aux_hidden, batch.positions, batch.slot_mapping)
         if not self.chunk_tokens:
             return
         options = StepOptions.of(plan, vocab_size=vocab_size, device=device)
-        verify_step(plan, batch, block, output.logits, draws, options)
-        if proposer.block_size > 0:
-            proposer.write_context(output.aux_hidden, batch.positions, batch.slot_mapping)
+        verify_step(plan, batch, block, output, draws, options)
         del kept
 
     def _propose(
@@ -126,7 +126,9 @@ class PeakStep:
     ) -> DraftBlock | None:
         if not plan.drafting:
             return None
-        sampling = draws.block if draws is not None else None
+        sampling = None
+        if draws is not None:
+            sampling = draws.of_block(plan, plan.drafting, device=device)
         return proposer.propose(
             build_block_request(
                 plan.drafting,

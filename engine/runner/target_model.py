@@ -4,6 +4,7 @@ A pass is one call where CPU kernels support the model, and runs transformers' l
 a GPU passes over small windows are replayed: see engine.cuda_graphs.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,11 +18,52 @@ from kv_pool import AttentionBackend, AttentionOptions, AttentionPlan, KVPool
 
 
 @dataclass(frozen=True, slots=True)
-class TargetOutput:
-    """The results of one pass."""
+class GreedyVerdict:
+    """The verdict of a step whose sequences all sample and take the argmax of raw logits."""
 
-    logits: Float[Tensor, "R V"]  # of batch.logit_rows only
-    aux_hidden: Float[Tensor, "T A"]  # every row's tapped hidden states; A = 0 without taps
+    num_accepted: Int[Tensor, " B"]
+    output_ids: Int[Tensor, "B W"]  # accepted drafts, the bonus token, and columns without meaning
+
+    @property
+    def bonus_ids(self) -> Int[Tensor, " B"]:
+        return self.output_ids.gather(1, self.num_accepted[:, None])[:, 0]
+
+
+class TargetOutput:
+    """The results of one pass, valid until the next one.
+
+    Replayed passes have them in another order of rows, and pick rows only where they are read.
+    """
+
+    def __init__(
+        self,
+        logits: Tensor | Callable[[], Tensor],
+        aux_hidden: Tensor | Callable[[], Tensor],
+        *,
+        verdict: GreedyVerdict | None = None,
+        has_written_context: bool = False,
+    ) -> None:
+        """verdict: None where the pass computed none.
+        has_written_context: of every row, also of those that may be rejected.
+        """
+        self._logits = logits
+        self._aux_hidden = aux_hidden
+        self.verdict = verdict
+        self.has_written_context = has_written_context
+
+    @property
+    def logits(self) -> Float[Tensor, "R V"]:
+        """Return the logits of batch.logit_rows."""
+        if not isinstance(self._logits, Tensor):
+            self._logits = self._logits()
+        return self._logits
+
+    @property
+    def aux_hidden(self) -> Float[Tensor, "T A"]:
+        """Return every row's tapped hidden states; A = 0 without taps."""
+        if not isinstance(self._aux_hidden, Tensor):
+            self._aux_hidden = self._aux_hidden()
+        return self._aux_hidden
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,10 @@ class DrawGroup:
     block_rows: Int[Tensor, " N"]
     params: SamplingBatch
 
+    def may_be_inexact(self, vocab_size: int) -> bool:
+        """Return whether the verdict may have to be repeated, with the draft's distributions."""
+        return self.has_draft and self.size is not None and self.size < vocab_size
+
     def again(self, rows: Sequence[int], *, vocab_size: int) -> "list[DrawGroup]":
         """Return a group of some of the sequences with more entries; none if all were exact."""
         kept = [member for member in self.members if member.row in rows]

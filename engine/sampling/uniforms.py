@@ -1,8 +1,10 @@
 """Plans which sequences of a step sample tokens, and the uniforms that they sample with."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -10,7 +12,7 @@ from torch import Tensor
 from draft import BlockSampling
 from engine.runner.transfer import place, upload
 from engine.sampling.rng import Purpose, RoundKey, round_uniforms
-from engine.scheduler.plan import StepPlan
+from engine.scheduler.plan import ScheduledSequence, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,25 @@ class UniformPlan:
     plain: tuple[int, ...]  # which of these R have none
     lookup_width: int  # the most drafts of any lookup
     uniforms: Float[Tensor, "R K+1 3"]  # float64, last axis by Purpose
-    block: BlockSampling | None  # for the Rd sequences with drafts; None if there are none
+    block_size: int
+    temperatures: npt.NDArray[np.float32]  # of the R sequences
+
+    def of_block(
+        self, plan: StepPlan, drafting: Sequence[ScheduledSequence], *, device: torch.device
+    ) -> BlockSampling | None:
+        """Return what a draft pass over these sequences of the plan samples with, if any does."""
+        places = {id(scheduled): b for b, scheduled in enumerate(drafting)}
+        sampling = plan.sampling
+        drawing = [r for r in self.drafting if id(sampling[self.rows[r]]) in places]
+        if not drawing:
+            return None
+        rows = [places[id(sampling[self.rows[r]])] for r in drawing]
+        drawing_t, rows_t = upload([np.array(x, dtype=np.int64) for x in (drawing, rows)], device)
+        return BlockSampling(
+            rows=rows_t,
+            temperatures=place(self.temperatures[drawing], device),
+            uniforms=self.uniforms[drawing_t, : self.block_size, Purpose.DRAFT],
+        )
 
 
 def plan_uniforms(plan: StepPlan, *, block_size: int, device: torch.device) -> UniformPlan | None:
@@ -43,14 +63,7 @@ def plan_uniforms(plan: StepPlan, *, block_size: int, device: torch.device) -> U
         tuple(r for r, i in enumerate(rows) if sampling[i].source == source)
         for source in ("draft", "lookup", "target")
     )
-    block_rows = {id(scheduled): b for b, scheduled in enumerate(plan.drafting)}
-    of_block = [block_rows[id(sampling[rows[r]])] for r in drafting]
-    drafting_rows, of_block_t = upload(
-        [np.array(x, dtype=np.int64) for x in (drafting, of_block)], device
-    )
-    temperatures = np.array(
-        [sampling[rows[r]].seq.request.params.temperature for r in drafting], dtype=np.float32
-    )
+    temperatures = [seq.request.params.temperature for seq in drawing]
     return UniformPlan(
         rows=rows,
         drafting=drafting,
@@ -58,11 +71,6 @@ def plan_uniforms(plan: StepPlan, *, block_size: int, device: torch.device) -> U
         plain=plain,
         lookup_width=lookup_width,
         uniforms=uniforms,
-        block=BlockSampling(
-            rows=of_block_t,
-            temperatures=place(temperatures, device),
-            uniforms=uniforms[drafting_rows, :block_size, Purpose.DRAFT],
-        )
-        if drafting
-        else None,
+        block_size=block_size,
+        temperatures=np.array(temperatures, dtype=np.float32),
     )

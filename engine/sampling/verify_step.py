@@ -1,8 +1,8 @@
 """Verifies a step's drafts against the target's logits: one verdict for the whole step."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draft import DraftBlock
 from engine.runner.batch import ScheduleBatch
+from engine.runner.target_model import GreedyVerdict, TargetOutput
 from engine.runner.transfer import FloatArray, download
 from engine.sampling.draw_groups import DrawGroup, draw_groups
 from engine.sampling.logits_processors import LogitsProcessors, plan_logits_processors
@@ -54,14 +55,27 @@ class StepOptions:
         )
 
 
+class VerdictObserver(Protocol):
+    """Uses a step's verdict while it is on the device alone."""
+
+    def launch(self, plan: StepPlan, verdict: Verdict) -> None:
+        """Use the verdict; rows are those of plan.sampling. Called once, before the host waits."""
+        ...
+
+    def discard(self, rows: Sequence[int]) -> None:
+        """Drop the results of rows whose verdict was not exact, and has changed."""
+        ...
+
+
 def verify_step(
     plan: StepPlan,
     batch: ScheduleBatch,
     block: DraftBlock | None,
-    logits: Float[Tensor, "R V"],
+    output: TargetOutput,
     draws: UniformPlan | None,
     options: StepOptions,
     meanwhile: Callable[[], None] = lambda: None,
+    observer: VerdictObserver | None = None,
 ) -> list[RoundResult]:
     """Verify every sampling sequence. The host waits here for the device, once per step; with a
     token mask or a confidence threshold, which need the draft, it has waited before. It waits again
@@ -72,7 +86,7 @@ def verify_step(
     A lookup is no sample: its q is 1 at the token that it proposes.
 
     meanwhile is called once, just before the host waits: all work of the device is queued by then,
-    so other threads may have the interpreter.
+    so other threads may have the interpreter. observer may queue more work before that.
     """
     logprobs = options.logprobs
     if not plan.sampling and logprobs is None:
@@ -81,11 +95,18 @@ def verify_step(
     if options.processors.waits:
         meanwhile()
         meanwhile = _do_nothing
+    captured = None if options.processors.processors else output.verdict
+    if captured is not None and logprobs is None and draws is None:
+        return _all_greedy(plan, captured, meanwhile, observer)
+    logits = output.logits
     windows = logits[: sum(scheduled.num_logit_rows for scheduled in plan.sampling)]
     raw = logprobs.keep(logits) if logprobs is not None else None
     scores = options.processors.scores(windows, batch.draft_ids)
-    judged = _Judged.greedily(scores, batch)
+    judged = _Judged.greedily(scores, batch, captured)
     groups = _groups(plan, batch, draws, vocab_size=scores.shape[1])
+    if observer is not None and any(g.may_be_inexact(scores.shape[1]) for g in groups):
+        block = keep_probs(block) if block is not None else None
+    is_first = True
     while True:
         for group in groups:
             assert draws is not None, "sequences draw at random without numbers"
@@ -94,10 +115,15 @@ def verify_step(
         outputs = [judged.verdict.num_accepted, output_ids, judged.is_exact]
         if logprobs is not None and raw is not None:
             outputs += [logprobs.of_windows(raw, output_ids), raw.prompts]
+        if observer is not None and is_first:
+            observer.launch(plan, judged.verdict)
+        is_first = False
         meanwhile()
         meanwhile = _do_nothing
         num_accepted, ids, is_exact, *of_logprobs = download(outputs)
         inexact = np.flatnonzero(is_exact == 0).tolist()
+        if observer is not None and inexact:
+            observer.discard(inexact)
         groups = [more for g in groups for more in g.again(inexact, vocab_size=scores.shape[1])]
         if not groups:
             break
@@ -105,6 +131,27 @@ def verify_step(
     if logprobs is None:
         return [RoundResult(s, ids) for s, ids in zip(plan.sampling, new_ids, strict=True)]
     return _with_logprobs(plan, new_ids, logprobs, *of_logprobs)
+
+
+def _all_greedy(
+    plan: StepPlan,
+    verdict: GreedyVerdict,
+    meanwhile: Callable[[], None],
+    observer: VerdictObserver | None,
+) -> list[RoundResult]:
+    """Read the verdict that the pass has taken."""
+    if observer is not None:
+        observer.launch(plan, Verdict(verdict.num_accepted, verdict.bonus_ids))
+    meanwhile()
+    new_ids = _new_ids(*download([verdict.num_accepted, verdict.output_ids]))
+    return [RoundResult(s, ids) for s, ids in zip(plan.sampling, new_ids, strict=True)]
+
+
+def keep_probs(block: DraftBlock) -> DraftBlock:
+    """Copy a block's distributions, which the next draft pass overwrites."""
+    if block.draft_probs is None:
+        return block
+    return replace(block, draft_probs=block.draft_probs.clone())
 
 
 def _do_nothing() -> None:
@@ -163,11 +210,19 @@ class _Judged:
     is_exact: Bool[Tensor, " Bs"]
 
     @classmethod
-    def greedily(cls, scores: Float[Tensor, "R V"], batch: ScheduleBatch) -> Self:
-        """Judge every sequence by the argmax; those that draw are overwritten."""
-        verdict = verify_greedy(
-            batch.draft_ids, most_likely(scores)[batch.verify_rows], batch.num_drafts
-        )
+    def greedily(
+        cls, scores: Float[Tensor, "R V"], batch: ScheduleBatch, captured: GreedyVerdict | None
+    ) -> Self:
+        """Judge every sequence by the argmax, unless the pass has; those that draw are overwritten.
+
+        The pass's verdict is copied: it is valid until the next pass.
+        """
+        if captured is not None:
+            verdict = Verdict(captured.num_accepted.clone(), captured.bonus_ids)
+        else:
+            verdict = verify_greedy(
+                batch.draft_ids, most_likely(scores)[batch.verify_rows], batch.num_drafts
+            )
         return cls(verdict, torch.ones_like(verdict.num_accepted, dtype=torch.bool))
 
     def output_ids(self, batch: ScheduleBatch) -> Int[Tensor, "Bs K+1"]:

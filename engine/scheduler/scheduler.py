@@ -21,6 +21,10 @@ from engine.scheduler.sequence import SequenceState
 from engine.scheduler.stop_check import stop_after, stop_ids
 from kv_pool import OutOfPages, PageManager, PageTable
 
+# Output tokens that a sequence must still be allowed so that a next round drafts at all: two are
+# the bonus tokens of this round and of the next one.
+_LEAST_AHEAD = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Committed:
@@ -200,6 +204,31 @@ class Scheduler:
             scheduled_seqs.extend(self._admit(budget))
         return StepPlan(tuple(scheduled_seqs))
 
+    def reserve_ahead(self, plan: StepPlan) -> list[ScheduledSequence]:
+        """Reserve pages for the next block of each sequence that will probably have one.
+
+        The block may begin after any number of accepted tokens. Sequences are left out whose next
+        proposal depends on the host, and those without free pages. Commit returns unused pages.
+        """
+        return [
+            scheduled
+            for scheduled in plan.sampling
+            if self._drafts_next(scheduled)
+            and self._extend(scheduled, self._slots_ahead(scheduled))
+        ]
+
+    def _drafts_next(self, scheduled: ScheduledSequence) -> bool:
+        """Predict that a sequence's next round has a block of the draft model."""
+        seq = scheduled.seq
+        if seq.request.token_mask is not None or seq.num_remaining < _LEAST_AHEAD:
+            return False
+        if scheduled.is_round:
+            return scheduled.is_drafting
+        return self._num_slots > 0 and self._draft_limit(seq) > 0 and not self.is_suspended
+
+    def _slots_ahead(self, scheduled: ScheduledSequence) -> int:
+        return scheduled.stop + scheduled.num_drafts + self._num_slots
+
     def drop_last(self, plan: StepPlan) -> StepPlan:
         """Preempt the last sequence of a plan that does not fit into memory.
 
@@ -304,8 +333,12 @@ class Scheduler:
         return scheduled.kv_len
 
     def _reserve(self, scheduled: ScheduledSequence) -> bool:
+        return self._extend(scheduled, self._slots_needed(scheduled))
+
+    def _extend(self, scheduled: ScheduledSequence, length: int) -> bool:
+        """Make the page table cover so many tokens; return whether pages sufficed."""
         table = scheduled.seq.table
-        missing = table.missing_pages(self._slots_needed(scheduled))
+        missing = table.missing_pages(length)
         if missing <= 0:
             return True
         try:

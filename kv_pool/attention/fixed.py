@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from jaxtyping import Int
+from torch import Tensor
+
 from kv_pool.attention.backend import AttentionBackend, AttentionPlan
 
 
@@ -18,11 +21,22 @@ class FixedPlan(AttentionPlan, Protocol):
     computes what `attend` would now return.
     """
 
-    def update(self, *, kv_lens: Sequence[int], page_tables: Sequence[Sequence[int]]) -> None:
+    def update(
+        self,
+        *,
+        kv_lens: Sequence[int],
+        page_tables: Sequence[Sequence[int]],
+        least_kv_lens: Sequence[int] | None = None,
+    ) -> None:
         """Set lengths and pages of the next step, for all of the plan's sequences.
 
-        See AttentionBackend.plan.
+        With least_kv_lens, kv_lens are upper bounds: set_kv_lens follows, with lengths that are at
+        least these. See AttentionBackend.plan.
         """
+        ...
+
+    def set_kv_lens(self, kv_lens: Int[Tensor, "B"]) -> None:
+        """Set the lengths of the first B sequences to numbers that only the device has."""
         ...
 
 
@@ -31,6 +45,7 @@ class FixedBackend(AttentionBackend, Protocol):
     """Builds plans that CUDA graphs can capture."""
 
     fixed_plan_bytes: int  # device memory of one plan, without its index buffers
+    follows_device_lens: bool  # whether plans have set_kv_lens; others need lengths on the host
 
     def fixed_plan(
         self, *, num_sequences: int, query_len: int, max_pages: int, causal: bool

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kv_pool.attention.backend import AttentionOptions, AttentionPlan
-from kv_pool.attention.paging import overwrite_rows, page_rows
+from kv_pool.attention.paging import first_columns, page_rows
 from kv_pool.attention.reference import ReferenceAttention
 from kv_pool.attention.transfer import overwrite
 
@@ -17,6 +17,7 @@ class FixedReference(ReferenceAttention):
     """Implements FixedBackend by gathering max_pages pages. Slow; runs on any device."""
 
     fixed_plan_bytes = 0
+    follows_device_lens = True
 
     def __init__(self, *, page_size: int, device: torch.device) -> None:
         super().__init__(page_size=page_size, device=device)
@@ -55,11 +56,21 @@ class FixedReferencePlan(AttentionPlan):
         self._pages = torch.zeros(num_sequences, max_pages, dtype=torch.int32, device=device)
         self._kv_lens = torch.ones(num_sequences, dtype=torch.int32, device=device)
 
-    def update(self, *, kv_lens: Sequence[int], page_tables: Sequence[Sequence[int]]) -> None:
+    def update(
+        self,
+        *,
+        kv_lens: Sequence[int],
+        page_tables: Sequence[Sequence[int]],
+        least_kv_lens: Sequence[int] | None = None,
+    ) -> None:
         """See FixedPlan.update."""
         rows = page_rows(kv_lens=kv_lens, page_tables=page_tables, page_size=self._page_size)
-        overwrite_rows(self._pages, rows)
-        overwrite(self._kv_lens, np.asarray(kv_lens, dtype=np.int32))
+        lens = np.asarray(kv_lens, dtype=np.int32)
+        overwrite([(first_columns(self._pages, rows), rows), (self._kv_lens, lens)])
+
+    def set_kv_lens(self, kv_lens: Int[Tensor, "B"]) -> None:
+        """See FixedPlan.set_kv_lens."""
+        self._kv_lens[: len(kv_lens)] = kv_lens
 
     def attend(
         self,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kv_pool.attention.backend import AttentionBackend, AttentionOptions, AttentionPlan
@@ -91,6 +91,7 @@ class FlashInferAttention:
 
     name = "flashinfer"
     fixed_plan_bytes = 8 * 1024 * 1024  # a wrapper's memory for its schedule
+    follows_device_lens = False  # its plans divide the keys of exact lengths
 
     def __init__(
         self,
@@ -230,8 +231,15 @@ class FlashInferFixedPlan:
             "paged_kv_last_page_len_buf": buffer(num_sequences),
         }
 
-    def update(self, *, kv_lens: Sequence[int], page_tables: Sequence[Sequence[int]]) -> None:
+    def update(
+        self,
+        *,
+        kv_lens: Sequence[int],
+        page_tables: Sequence[Sequence[int]],
+        least_kv_lens: Sequence[int] | None = None,
+    ) -> None:
         """See FixedPlan.update: every wrapper plans again, into the same buffers."""
+        assert least_kv_lens is None, "flashinfer plans exact lengths"
         self._layout = page_layout(
             query_lens=self._query_lens,
             kv_lens=kv_lens,
@@ -240,6 +248,10 @@ class FlashInferFixedPlan:
         )
         for kind, planned in self._wrappers.items():
             planned.plan(kind, self._layout)
+
+    def set_kv_lens(self, kv_lens: Int[Tensor, "B"]) -> None:
+        """Raise NoFixedPlan: see FlashInferAttention.follows_device_lens."""
+        raise NoFixedPlan("flashinfer plans exact lengths")
 
     def attend(
         self,

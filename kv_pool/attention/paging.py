@@ -17,8 +17,6 @@ import numpy as np
 from jaxtyping import Int32
 from torch import Tensor
 
-from kv_pool.attention.transfer import overwrite
-
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
@@ -78,10 +76,10 @@ def page_rows(
     return rows
 
 
-def overwrite_rows(buffer: Tensor, rows: Int32[np.ndarray, "B P"]) -> None:
-    """Copy page_rows to the first columns of `buffer`; kernels do not read later columns."""
+def first_columns(buffer: Tensor, rows: Int32[np.ndarray, "B P"]) -> Tensor:
+    """Return where page_rows belong in a wider `buffer`; kernels do not read later columns."""
     assert rows.shape[1] <= buffer.shape[1], f"{rows.shape[1]} pages, {buffer.shape[1]} wide"
-    overwrite(buffer[:, : rows.shape[1]], rows)
+    return buffer[:, : rows.shape[1]]
 
 
 def _num_pages(length: int, page_size: int) -> int:

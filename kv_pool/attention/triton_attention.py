@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import triton
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int, Int32
 from torch import Tensor
 
 from kv_pool.attention.backend import AttentionOptions
-from kv_pool.attention.paging import overwrite_rows, page_rows
+from kv_pool.attention.paging import first_columns, page_rows
 from kv_pool.attention.transfer import overwrite, to_device
 from kv_pool.attention.triton_kernels import Division, launch
 from kv_pool.attention.triton_schedule import (
@@ -49,6 +49,7 @@ class TritonAttention:
 
     name = "triton"
     fixed_plan_bytes = 0
+    follows_device_lens = True
 
     def __init__(
         self, *, page_size: int, device: torch.device, limits: DeviceLimits | None = None
@@ -140,23 +141,41 @@ class TritonPlan:
         self._pages = torch.zeros(num_sequences, max_pages, dtype=torch.int32, device=device)
         self._kv_lens = torch.ones(num_sequences, dtype=torch.int32, device=device)
         self._host_lens: Sequence[int] = self._query_lens
+        self._least_lens: Sequence[int] = self._query_lens
         self._divided: dict[_Kind, _Divided] = {}
 
-    def update(self, *, kv_lens: Sequence[int], page_tables: Sequence[Sequence[int]]) -> None:
+    def update(
+        self,
+        *,
+        kv_lens: Sequence[int],
+        page_tables: Sequence[Sequence[int]],
+        least_kv_lens: Sequence[int] | None = None,
+    ) -> None:
         """See FixedPlan.update."""
-        for query_len, kv_len in zip(self._query_lens, kv_lens, strict=True):
-            assert 1 <= query_len <= kv_len, f"{query_len} queries over {kv_len} keys"
+        least = kv_lens if least_kv_lens is None else least_kv_lens
+        for query_len, kv_len, least_len in zip(self._query_lens, kv_lens, least, strict=True):
+            assert 1 <= query_len <= least_len, f"{query_len} queries over {least_len} keys"
+            assert least_len <= kv_len, f"at least {least_len} keys and at most {kv_len}"
         rows = page_rows(kv_lens=kv_lens, page_tables=page_tables, page_size=self._page_size)
-        overwrite_rows(self._pages, rows)
-        overwrite(self._kv_lens, np.asarray(kv_lens, dtype=np.int32))
-        self._host_lens = kv_lens
+        parts = [
+            (first_columns(self._pages, rows), rows),
+            (self._kv_lens, np.asarray(kv_lens, dtype=np.int32)),
+        ]
+        self._host_lens, self._least_lens = kv_lens, least
         for kind, divided in self._divided.items():
             found = self._schedule(
                 kind, divided.tiles, divided.division.shape, divided.num_programs
             )
             division = divided.division
-            overwrite(division.items, padded(found.items, len(division.items)))
-            overwrite(division.merges, padded(found.merges, len(division.merges)))
+            parts += [
+                (division.items, padded(found.items, len(division.items))),
+                (division.merges, padded(found.merges, len(division.merges))),
+            ]
+        overwrite(parts)
+
+    def set_kv_lens(self, kv_lens: Int[Tensor, "B"]) -> None:
+        """See FixedPlan.set_kv_lens. The kernels ignore keys past these lengths."""
+        self._kv_lens[: len(kv_lens)] = kv_lens
 
     def attend(
         self,
@@ -225,6 +244,7 @@ class TritonPlan:
             queries=shape.queries,
             query_lens=self._query_lens,
             kv_lens=self._host_lens,
+            least_kv_lens=self._least_lens,
             causal=self._causal,
             window=kind.window,
             num_programs=num_programs,

@@ -168,6 +168,7 @@ def _attend(  # type: ignore[no-untyped-def]
     start = tl.load(starts + sequence)
     query_len = tl.load(starts + sequence + 1) - start
     kv_len = tl.load(kv_lens + sequence)
+    hi = tl.minimum(hi, kv_len)  # a schedule may be made for longer sequences
 
     # Rows of this tile: queries first, then the heads that share the KV head.
     row = tl.arange(0, ROWS)

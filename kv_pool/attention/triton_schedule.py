@@ -126,15 +126,22 @@ def schedule(
     causal: bool,
     window: int | None,
     num_programs: int,
+    least_kv_lens: Sequence[int] | None = None,
 ) -> Schedule:
     """Divide all keys into about num_programs parts of equal length, none below _MIN_SPLIT.
 
-    A tile that is shorter than a part is one item.
+    A tile that is shorter than a part is one item. With least_kv_lens, the items cover the keys of
+    any lengths from these to kv_lens.
     """
-    lens, query_len = (np.asarray(x, dtype=np.int64)[tiles[0]] for x in (kv_lens, query_lens))
-    first = lens - query_len + tiles[1]  # position of the tile's first query
-    end = np.minimum(lens, first + queries) if causal else lens
-    begin = np.maximum(0, first - window + 1) if window is not None else np.zeros_like(end)
+    least = kv_lens if least_kv_lens is None else least_kv_lens
+    lens, least_lens, query_len = (
+        np.asarray(x, dtype=np.int64)[tiles[0]] for x in (kv_lens, least, query_lens)
+    )
+    first = tiles[1] - query_len  # the tile's first query, from the end of the keys
+    end = np.minimum(lens, lens + first + queries) if causal else lens
+    begin = (
+        np.maximum(0, least_lens + first - window + 1) if window is not None else np.zeros_like(end)
+    )
     keys = end - begin
     part = max(_MIN_SPLIT, -(-int(keys.sum()) // num_programs))
     counts = -(-keys // part)

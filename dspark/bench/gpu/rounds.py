@@ -19,6 +19,7 @@ from engine.runner.target_model import TargetOutput
 PREFILL_CHUNK = 2048  # tokens
 _SMALLEST_CHUNK = 8  # prompt tokens of a step, of any measurement
 _CERTAIN = 1e4  # a logit above all others
+_BONUS = 1  # a token id that ends no output
 _BESIDE = "beside"  # the prompt that is computed during rounds
 GREEDY = EngineSamplingParams(max_new_tokens=1)
 # Qwen3's generation_config: what a request without fields gets.
@@ -36,10 +37,11 @@ class Rounds:
 
 
 @contextmanager
-def forced_acceptance(built: Built, num_accepted: int) -> Iterator[None]:
+def forced_acceptance(built: Built, num_accepted: int, *, draws: bool) -> Iterator[None]:
     """Make the target accept exactly num_accepted draft tokens of each window in the block.
 
-    The passes are real; a few logits are overwritten after each.
+    The passes are real. Overwritten is the verdict of a replayed pass, or else a few logits.
+    draws: whether sequences sample, so that a replay's verdict decides nothing.
     """
     vocab_size = built.target.vocab_size
     forward = built.runner.forward
@@ -48,6 +50,12 @@ def forced_acceptance(built: Built, num_accepted: int) -> Iterator[None]:
         output = forward(batch)
         drafts, rows = batch.draft_ids, batch.verify_rows
         agreed = min(num_accepted, drafts.shape[1])
+        verdict = None if draws else output.verdict
+        if verdict is not None:
+            accepted = verdict.num_accepted.copy_(batch.num_drafts.clamp(max=agreed))
+            verdict.output_ids[:, : drafts.shape[1]] = drafts
+            verdict.output_ids.scatter_(1, accepted[:, None], _BONUS)
+            return output
         output.logits[rows[:, :agreed], drafts[:, :agreed]] = _CERTAIN
         if agreed < drafts.shape[1]:
             output.logits[rows[:, agreed], (drafts[:, agreed] + 1) % vocab_size] = _CERTAIN
@@ -85,7 +93,7 @@ def measure_rounds(
     with (
         torch.inference_mode(),
         marked_calls(built.runner, "forward", watch.mark) as passes,
-        forced_acceptance(built, num_accepted),
+        forced_acceptance(built, num_accepted, draws=not params.is_greedy),
         marked_calls(built.proposer, "propose", watch.mark) as drafts,
         marked_calls(built.proposer, "write_context", watch.mark) as writes,
     ):

@@ -73,6 +73,29 @@ def drive(
     return downloads
 
 
+# Copies from the host in a decode round: the batch, its place in the window, the pages of both
+# models, and the next anchors; sampled ones also uniforms, temperatures, groups and parameters.
+UPLOADS = {"greedy": 5, "sampled": 11, "defaults of Qwen3": 11}
+
+
+@pytest.mark.parametrize("sampling", UPLOADS)
+def test_a_round_copies_a_few_times_from_the_host(sampling: str, draft_folder: Path) -> None:
+    with fake_cuda() as seen:
+        built = fake_engine(draft_folder, graphs=True)
+        params = EngineSamplingParams(
+            max_new_tokens=4 * NEW_TOKENS, ignore_eos=True, **SAMPLINGS[sampling]
+        )
+        counts = []
+        with torch.inference_mode():
+            for i, prompt in enumerate(PROMPTS):
+                built.engine.add(Request(str(i), tuple(prompt), params))
+            for _ in range(NEW_TOKENS):
+                before = seen.uploads
+                built.engine.step()
+                counts.append(seen.uploads - before)
+    assert counts[3:] == [UPLOADS[sampling]] * len(counts[3:])
+
+
 def test_a_read_of_a_value_and_a_mixed_device_raise() -> None:
     with fake_cuda():
         on_device = torch.zeros(3, device=CUDA)

@@ -96,7 +96,7 @@ def test_no_upload_of_a_step_waits_for_the_device(params: dict[str, Any]) -> Non
     plan = drafting_plan(**params)
     with _Copies() as copies:
         draws = plan_uniforms(plan, block_size=BLOCK, device=META)
-        block = draws.block if draws is not None else None
+        block = draws.of_block(plan, plan.drafting, device=META) if draws is not None else None
         build_block_request(plan.drafting, block, num_slots=BLOCK, device=META)
         StepOptions.of(plan, vocab_size=VOCAB, device=META)
         build_batch(plan, None, device=META)

@@ -9,6 +9,7 @@ import torch
 
 from draft import DraftBlock
 from engine.runner.batch import build_batch
+from engine.runner.target_model import TargetOutput
 from engine.sampling import draw_groups as grouping
 from engine.sampling import verify_step as verifier
 from engine.sampling.draw_groups import draw_groups
@@ -121,7 +122,12 @@ def verdicts(logits: torch.Tensor, *sequences: ScheduledSequence) -> list[tuple[
     block = DraftBlock(drafts, probs, None) if plan.drafting else None
     batch = build_batch(plan, block, device=CPU)
     options = StepOptions.of(plan, vocab_size=VOCAB, device=CPU)
-    return [r.new_ids for r in verify_step(plan, batch, block, logits, draws, options)]
+    return [
+        r.new_ids
+        for r in verify_step(
+            plan, batch, block, TargetOutput(logits, logits[:, :0]), draws, options
+        )
+    ]
 
 
 def test_a_flat_distribution_is_computed_again_with_more_entries_alone(steps: list[int]) -> None:

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from draft import DraftBlock
 from engine.runner.batch import build_batch
+from engine.runner.target_model import TargetOutput
 from engine.sampling.logits_processors import plan_logits_processors
 from engine.sampling.uniforms import plan_uniforms
 from engine.sampling.verify_step import StepOptions, verify_step
@@ -110,7 +111,9 @@ def _verified_bytes(num_drafting: int, num_plain: int) -> int:
     options = StepOptions.of(plan, vocab_size=VOCAB, device=CPU)
     logits = torch.zeros(plan.num_rows, VOCAB)
     with _Numbers() as numbers:
-        results = verify_step(plan, batch, block, logits, draws, options)
+        results = verify_step(
+            plan, batch, block, TargetOutput(logits, logits[:, :0]), draws, options
+        )
     assert len(results) == num_drafting + num_plain
     return sum(numbers.made)
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from kv_pool import PageTable
 from kv_pool.attention.layout import sequence_slots
-from kv_pool.attention.paging import overwrite_rows, page_layout, page_rows
+from kv_pool.attention.paging import first_columns, page_layout, page_rows
+from kv_pool.attention.transfer import overwrite
 
 
 def test_the_arrays_of_the_documented_example() -> None:
@@ -69,10 +70,11 @@ def test_what_does_not_fit_together_is_caught(
 
 def test_rows_fill_the_first_columns_of_a_buffer_and_leave_the_rest() -> None:
     buffer = torch.full((2, 5), 9, dtype=torch.int32)
-    overwrite_rows(buffer, np.array([[1, 2, 3], [4, 0, 0]], dtype=np.int32))
+    rows = np.array([[1, 2, 3], [4, 0, 0]], dtype=np.int32)
+    overwrite([(first_columns(buffer, rows), rows)])
     assert buffer.tolist() == [[1, 2, 3, 9, 9], [4, 0, 0, 9, 9]]
     with pytest.raises(AssertionError, match="6 pages, 5 wide"):
-        overwrite_rows(buffer, np.zeros((2, 6), dtype=np.int32))
+        first_columns(buffer, np.zeros((2, 6), dtype=np.int32))
 
 
 def test_page_tables_are_memory_that_is_copied_in_one_piece() -> None:

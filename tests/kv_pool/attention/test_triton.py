@@ -167,6 +167,23 @@ def test_a_fixed_plan_follows_its_updates_in_the_same_memory(options: Options) -
     assert len(addresses) == 1
 
 
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("lens", [[30, 9, 70], [34, 12, 66], [31, 10, 68]])
+def test_lengths_may_come_from_the_device_between_bounds(lens: list[int], options: Options) -> None:
+    """As in a draft whose anchors the host has not read; keys past a length are NaN."""
+    batch = make_batch(query_lens=[6, 6, 6], kv_lens=lens, page_size=4, unwritten=float("nan"))
+    tables = [[*table, *table[-1:] * 2] for table in batch.page_tables]
+    with patch.object(triton_schedule, "_MIN_SPLIT", 8):
+        plan = backend_of(batch).fixed_plan(
+            num_sequences=3, query_len=6, max_pages=20, causal=options.causal
+        )
+        plan.update(kv_lens=[6, 6, 6], page_tables=tables)
+        attend(plan, batch, options)  # the tables of this kind of layer exist from now on
+        plan.update(kv_lens=[34, 12, 70], least_kv_lens=[30, 9, 66], page_tables=tables)
+        plan.set_kv_lens(torch.tensor(lens, device=DEVICE))
+        assert_same(attend(plan, batch, options), attend_dense(batch, options))
+
+
 def test_queries_need_not_be_contiguous() -> None:
     batch = make_batch(query_lens=[6, 6], kv_lens=[30, 9], page_size=4)
     want = attend_dense(batch, Options())

@@ -48,6 +48,7 @@ class FakeCuda:
 
     launches: list[str] = field(default_factory=list)
     downloads: list[list[tuple[torch.Size, torch.dtype]]] = field(default_factory=list)
+    uploads: int = 0
     blocking_uploads: int = 0
     num_reads: int = 0  # of tensors on the device, in addition to downloads
 
@@ -113,6 +114,8 @@ def fake_cuda() -> Iterator[FakeCuda]:
 
     def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         target = kwargs.get("device", args[0] if args else None)
+        is_upload = isinstance(target, torch.device) and target.type == "cuda"
+        seen.uploads += is_upload and self.device.type == "cpu"
         if self.device.type != "cpu" or target != CUDA:
             return convert(self, *args, **kwargs)
         # A host tensor of one number would be copied for real: FakeTensorMode keeps constants.
