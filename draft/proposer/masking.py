@@ -52,14 +52,15 @@ class MaskedChain:
         for b, ids in zip(self._mask.rows.tolist(), few, strict=True):
             tokens = torch.tensor(ids, device=logits.device)
             draft_ids = self._to_draft(tokens)
-            tokens, draft_ids = tokens[draft_ids >= 0], draft_ids[draft_ids >= 0]
+            if self._vocabulary is not None:  # a selection by values makes the host wait
+                tokens, draft_ids = tokens[draft_ids >= 0], draft_ids[draft_ids >= 0]
             if len(ids) == 1 or not len(draft_ids):
                 chosen[b] = ids[0]
                 continue
             scores = logits[b, draft_ids]
             if head is not None:
                 scores = scores + head.partial_bias(draft_ids, previous_ids[b], hidden[b])
-            chosen[b] = tokens[scores.argmax()]
+            chosen[b] = tokens.take(scores.argmax())  # an index of one number would be read
         return chosen
 
     def _to_draft(self, tokens: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
