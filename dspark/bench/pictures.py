@@ -21,7 +21,12 @@ RESULTS = Path("benchmarks") / "results"
 PICTURE = Path("docs") / "pictures" / "speed.svg"
 
 _OURS, _OTHERS = "#2a6f97", "#b8bfc6"
-_NAMES = {"speculation": "this server, with its draft", "plain": "this server, plain"}
+_NAMES = {
+    "speculation": "this server, with its draft",
+    "plain": "this server, plain",
+    "int8": "this server, int8, with its draft",
+    "int8 plain": "this server, int8, plain",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ def server_panels(peers: Mapping[str, Any]) -> list[Panel]:
     for load in peers["loads"]:
         bars = [
             Bar.of(
-                _NAMES.get(name) or _name_and_version(peers["contenders"][name]["about"]),
+                _NAMES.get(name) or _versioned(name, peers["contenders"][name]["about"]),
                 server["output_throughput"],
                 is_ours=name in _NAMES,
             )
@@ -77,9 +82,13 @@ def server_panels(peers: Mapping[str, Any]) -> list[Panel]:
     return panels
 
 
-def _name_and_version(about: str) -> str:
-    """Shorten 'vLLM 0.32.0 for CPU, compiled, plain decoding' to its first clause."""
-    return about.partition(",")[0].partition(" with ")[0]
+def _versioned(name: str, about: str) -> str:
+    """Return the first clause of what a server is, with the variant that its name has.
+
+    'llama.cpp Q8_0' with 'llama.cpp 0.7.0, weights of 8 bits' is 'llama.cpp 0.7.0 Q8_0'.
+    """
+    clause = about.partition(",")[0].partition(" with ")[0]
+    return f"{clause} {name.partition(' ')[2]}".rstrip()
 
 
 def draft_panel(speculation: Mapping[str, Any]) -> Panel:
@@ -97,7 +106,7 @@ def draft_panel(speculation: Mapping[str, Any]) -> Panel:
 def caption(peers: Mapping[str, Any]) -> str:
     """Describe the models, the machine and the bars."""
     return (
-        f"demo pair of 135M parameters, float32, {peers['cores']} cores of an {peers['cpu']}; "
+        f"demo pair of 135M parameters, float32 if not named, {peers['cores']} cores of an {peers['cpu']}; "
         "bars: medians, whiskers: range of the trials"
     )
 
@@ -112,7 +121,7 @@ def draw(panels: Sequence[Panel], path: Path, *, caption: str, source: str) -> N
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "speed", "font.size": 9}):
-        figure = Figure(figsize=(7.5, 1.55 * len(panels)), layout="constrained")
+        figure = Figure(figsize=(7.5, 1.9 * len(panels)), layout="constrained")
         for axes, panel in zip(figure.subplots(len(panels), 1), panels, strict=True):
             _draw_panel(axes, panel)
         figure.supxlabel(caption, fontsize=8)

@@ -26,6 +26,7 @@ def test_every_server_has_a_bar_for_each_load() -> None:
     contenders = {
         "plain": {"about": "this server, native kernels"},
         "other": {"about": "Other 1.2 with everything, plain decoding"},
+        "other Q8_0": {"about": "Other 1.2, weights of 8 bits"},
     }
     servers = {name: {"output_throughput": _spread(40)} for name in contenders}
     loads = [{"streams": streams, "servers": servers} for streams in (1, 16)]
@@ -35,6 +36,7 @@ def test_every_server_has_a_bar_for_each_load() -> None:
     assert one.bars == (
         Bar("this server, plain", 40, 39, 42, is_ours=True),
         Bar("Other 1.2", 40, 39, 42, is_ours=False),
+        Bar("Other 1.2 Q8_0", 40, 39, 42, is_ours=False),
     )
 
 
