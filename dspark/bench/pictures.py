@@ -106,8 +106,8 @@ def draft_panel(speculation: Mapping[str, Any]) -> Panel:
 def caption(peers: Mapping[str, Any]) -> str:
     """Describe the models, the machine and the bars."""
     return (
-        f"demo pair of 135M parameters, float32 if not named, {peers['cores']} cores of an {peers['cpu']}; "
-        "bars: medians, whiskers: range of the trials"
+        f"demo pair of 135M parameters, float32 if not named, {peers['cores']} cores of an "
+        f"{peers['cpu']}; bars: medians, whiskers: range of the trials"
     )
 
 
