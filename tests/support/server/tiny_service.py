@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from engine import EngineClient
+from engine import EngineClient, EngineConfig
 from engine.core.worker import EngineWorker
 from server.app import create_app
 from server.options import ServerOptions
@@ -54,6 +54,8 @@ def tiny_service(
     )
     worker = EngineWorker(built.engine, num_threads=1)
     codec = TextCodec(tokenizer=character_tokenizer())
+    limits = EngineConfig(target="tiny", **(engine or {}))
+    options = {"capacity": limits.max_running_requests + limits.max_queued_requests, **options}
     app = create_app(
         engine=worker, text=codec, options=ServerOptions(served_name="tiny", **options)
     )
