@@ -23,7 +23,6 @@ ToolName = Annotated[
         {"type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[A-Za-z0-9_.-]+$"}
     ),
 ]
-# How the OpenAPI document describes a tool_choice, which is validated by hand.
 
 
 def _object(**properties: object) -> dict[str, object]:
@@ -44,7 +43,9 @@ _ALLOWED = {
     "mode": {"enum": ["auto", "required"]},
     "tools": {"type": "array", "minItems": 1, "items": {"anyOf": _FUNCTIONS}},
 }
-TOOL_CHOICE_SCHEMA: Any = {  # of chat completions, then of the Responses API; see select_tools
+# How the OpenAPI document describes a tool_choice, which `select_tools` validates: that of chat
+# completions, then that of the Responses API.
+TOOL_CHOICE_SCHEMA: Any = {
     "anyOf": [
         {"enum": ["none", "auto", "required", None]},
         *_FUNCTIONS,
