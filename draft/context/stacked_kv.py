@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draft.network.attention import BlockAttention
-from draft.network.int8_linear import Int8Linear, Int8Product, int8_linear
+from draft.network.int8_linear import Int8Linear, Int8Product, int8_linear, is_matrix
 from draft.network.linear import LinearFunction
 from draft.network.norm import RMSNorm, normed
 from draft.network.rotary import RotaryTable, rotate
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter)  # exactly these: a quantised tensor is a subclass
-_LAYERS = (nn.Linear, Int8Linear)  # whose rows can be stacked
 
 # Identifies a parameter's memory: address, contiguity, type, dtype, device, shape.
 _View = tuple[int, bool, type[Tensor], torch.dtype, torch.device, torch.Size]
@@ -35,7 +34,7 @@ def why_not_stacked(attentions: Sequence[BlockAttention]) -> str | None:
 
 
 def _linear_obstacle(module: nn.Module) -> str | None:
-    if type(module) not in _LAYERS:
+    if not is_matrix(module):
         return f"is a {type(module).__name__}, not a plain linear layer"
     for name, tensor in module.named_parameters(recurse=False):
         has_dtype = tensor.dtype.is_floating_point or type(module) is Int8Linear
@@ -107,8 +106,8 @@ class StackedKV:
         with torch.inference_mode(False), torch.no_grad():
             projections = _projections(attentions)
             weight = gather_rows(projections, "weight")
-            is_int8 = isinstance(projections[0], Int8Linear)
-            scale = gather_rows(projections, "scale") if is_int8 else None
+            int8 = projections[0] if isinstance(projections[0], Int8Linear) else None
+            scale = gather_rows(projections, "scale") if int8 is not None else None
             bias = gather_rows(projections, "bias") if projections[0].bias is not None else None
             norm = gather_rows([a.k_norm for a in attentions], "weight")
         first = attentions[0]
@@ -121,7 +120,7 @@ class StackedKV:
             shares_kv=first.v_proj is None,
             norms_values=first.norms_values,
             rotary=first.rotary,
-            int8_product=projections[0].product if isinstance(projections[0], Int8Linear) else None,
+            int8_product=int8.product if int8 is not None else None,
             views=tuple(_views(attention) for attention in attentions),
         )
 
@@ -138,7 +137,7 @@ class StackedKV:
         k_norm = modules["k_norm"]
         projections = [modules[name] for name in ("k_proj", "v_proj") if name in modules]
         return (
-            all(type(projection) in _LAYERS for projection in projections)
+            all(map(is_matrix, projections))
             and type(k_norm) is RMSNorm
             and k_norm.eps == self.eps
             and modules["rotary"] is self.rotary

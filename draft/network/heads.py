@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from draft.config import MarkovKind
-from draft.network.int8_linear import Int8Linear
+from draft.network.int8_linear import Int8Linear, is_matrix
 
 
 class MarkovHead(nn.Module):
@@ -48,14 +48,14 @@ class MarkovHead(nn.Module):
     @property
     def supports_partial_bias(self) -> bool:
         """Whether `partial_bias` works: the head has no state, and W2 is a plain matrix."""
-        return type(self.markov_w2) in (nn.Linear, Int8Linear)
+        return is_matrix(self.markov_w2)
 
     def partial_bias(
         self, draft_ids: Int[Tensor, "n"], previous_id: Int[Tensor, ""], hidden: Float[Tensor, "E"]
     ) -> Float[Tensor, "n"]:
         """Compute one row's bias for the given vocabulary entries only."""
         w2 = self.markov_w2
-        assert isinstance(w2, nn.Linear | Int8Linear), type(w2)
+        assert is_matrix(w2), type(w2)
         feature, _ = self._feature(self.embed(previous_id)[None], hidden[None], None)
         bias = w2.weight[draft_ids].to(feature.dtype) @ feature[0]
         return bias * w2.scale[draft_ids] if isinstance(w2, Int8Linear) else bias

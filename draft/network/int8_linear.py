@@ -5,6 +5,7 @@ y = (x q^T) * scale + bias                     in float32, whatever x's dtype is
 """
 
 from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 from jaxtyping import Float, Int
@@ -59,3 +60,8 @@ class Int8Linear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+def is_matrix(module: nn.Module) -> TypeGuard[nn.Linear | Int8Linear]:
+    """Whether a module is a plain linear layer, int8 or not."""
+    return type(module) in (nn.Linear, Int8Linear)

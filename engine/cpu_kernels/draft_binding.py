@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from draft import DecoderVariant, DSparkNetwork
 from draft.network.heads import MarkovHead
-from draft.network.int8_linear import Int8Linear
+from draft.network.int8_linear import Int8Linear, is_matrix
 from draft.network.network import DraftLayer
 from draft.network.norm import RMSNorm
 from engine.cpu_kernels.compiling import CpuKernelsUnavailable, KernelLibrary
 from engine.cpu_kernels.draft_structs import ChainStruct, DraftLayerStruct, DraftStruct
-from engine.cpu_kernels.weights import has_bias, is_matrix, is_readable, matrices_of
+from engine.cpu_kernels.weights import has_bias, is_readable, matrices_of
 from kv_pool import KVPool
 
 CHAIN_COLUMNS = 64  # of draft_chain.h

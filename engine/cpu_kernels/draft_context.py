@@ -7,11 +7,11 @@ from torch import Tensor
 
 from draft import DSparkNetwork, LinearFunction
 from draft.context.stacked_kv import StackedKV
-from draft.network.int8_linear import Int8Linear
+from draft.network.int8_linear import Int8Linear, is_matrix
 from draft.network.norm import RMSNorm
 from engine.cpu_kernels.compiling import KernelLibrary
 from engine.cpu_kernels.draft_structs import ContextWriteStruct
-from engine.cpu_kernels.weights import has_bias, is_matrix, is_readable
+from engine.cpu_kernels.weights import has_bias, is_readable
 from kv_pool import KVPool
 
 

@@ -1,6 +1,6 @@
 """Finds the weights of a decoder layer, and checks that kernels can read them."""
 
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,6 @@ def matrices_of(layer: Any) -> dict[str, nn.Module]:
         "up": mlp.up_proj,
         "down": mlp.down_proj,
     }
-
-
-def is_matrix(module: nn.Module) -> TypeGuard[nn.Linear | Int8Linear]:
-    """Whether a module is a plain linear layer, int8 or not."""
-    return type(module) in (nn.Linear, Int8Linear)
 
 
 def has_bias(layer: nn.Linear | Int8Linear) -> bool:
